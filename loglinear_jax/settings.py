@@ -16,6 +16,11 @@ class SettingError(ValueError):
     """A setting that does not exist or can't have this value; the message is one line that names it."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def setting(
     default: Any,
     meaning: str,

@@ -12,7 +12,7 @@ import numpy as np
 from loglinear_jax.analysis import paper
 from loglinear_jax.analysis import table as cells
 from loglinear_jax.analysis.paper import RELEASED, changed_settings, describe_run, experiment_of, setting_of
-from loglinear_jax.analysis.rates import RATES, at_best, by_variant, named_rates, pairs_of_like_rates
+from loglinear_jax.analysis.rates import RATES, by_variant, chosen_rate, named_rates, pairs_of_like_rates
 from loglinear_jax.analysis.section import Section
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config.building import checked_experiment
@@ -280,7 +280,7 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
     for index, (run, changes) in enumerate(zip(runs, changed, strict=True)):
         name = "; ".join(filter(None, (run.task.describe(), changes)))
         for variant, group in by_variant(run, {v: outcomes[index, v] for v in run.outcomes}).items():
-            model, best = checked_experiment(run.config, group[0].variant).model.settings, at_best(ACCURACY, group)
+            model, best = checked_experiment(run.config, group[0].variant).model.settings, chosen_rate(ACCURACY, group)
             if not isinstance(model, OwnSettings) and len(best.shown):  # nothing says what that keeps
                 states = f"{model.heads} × {model.key_dim} × {model.head_dim}"
                 sizes = tasks.setdefault(name, {}).setdefault(variant, {})
@@ -299,7 +299,7 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
         for variant, sizes in several.items():
             row = {"variant": Cell(variant, variant=variant)} | {states: "–" for _, states, _ in every}
             for numbers_kept, states, best in sizes.values():
-                cell = cells.with_interval(*best[1:])
+                cell = cells.with_interval(*best[2:])
                 numbers = {"numbers_kept": numbers_kept, "num_seeds": len(best.shown), **cell.numbers}
                 row[states] = Cell(f"{cell} with {numbers_kept:,}", **numbers)
             rows.append(row)

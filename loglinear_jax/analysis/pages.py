@@ -184,11 +184,9 @@ def _place(runs: Sequence[Run], variant: str, without_rates: bool) -> tuple[Run,
 
 
 def _at_best(group: list[rates.AtRate]) -> str:
-    cell = cells.with_interval(*rates.at_best(ACCURACY, group)[1:])
-    if len(group) == 1:
-        return cell
-    chosen = rates.chosen_rate(ACCURACY, group).rates
-    return f"{cell} at {rates.name_of(chosen, rates.several_decays([group]))}"
+    chosen, _, *interval = rates.chosen_rate(ACCURACY, group)
+    at = f" at {rates.name_of(chosen, rates.several_decays([group]))}" if len(group) > 1 else ""
+    return cells.with_interval(*interval) + at
 
 
 def _gain(ours: list[rates.AtRate], others: list[rates.AtRate], at_best_rates: bool) -> str:

@@ -129,14 +129,18 @@ def pairs_of_like_rates(run: Run, outcomes: Mapping[str, VariantOutcome]) -> lis
 
 
 class Chosen(NamedTuple):
-    """The rates that halves of the seeds choose, and what the other halves have at them.
+    """What a variant has at its best rates, where halves of the seeds choose for each other.
 
-    rates: the most frequent first, one if the halves agree. shown: what each seed has on average at the rates that
-    halves without it chose, in the order of the seeds; empty for one seed.
+    rates: those chosen, the most frequent first, one if the halves agree. shown: what each seed has on average at the rates
+    that halves without it chose, in the order of the seeds. mean, low, high: over all seeds, with a bootstrap interval of 95 %
+    in which the rate is chosen again in each resample; nan where there are too few seeds.
     """
 
     rates: tuple[AtRate, ...]
     shown: Float[np.ndarray, " seeds"]
+    mean: float
+    low: float
+    high: float
 
 
 def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
@@ -144,23 +148,19 @@ def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
 
     Every seed counts once, at rates that were chosen without it, on average over many halvings (`cross_fit`): nothing is
     selected on what is reported. It is the outcome of choosing with half of the seeds, not of one rate.
-    `mean_interval(shown)` would take the choice as given; `chosen_interval` has its uncertainty, too.
 
     Args:
         score: of the task.
-        group: the variant's outcomes, as `by_rate` has them.
-    """
-    chosen, shown = cross_fit(_shown(group), score.higher_is_better)
-    return Chosen(tuple(group[row] for row in chosen), shown)
-
-
-def chosen_interval(score: Score, group: Sequence[AtRate]) -> tuple[float, float, float]:
-    """Compute the mean of `chosen_rate` over all seeds, with a bootstrap interval of 95 % in which the rate is chosen again.
+        group: the variant's outcomes, as `by_variant` has them.
 
     Returns:
-        (mean, low, high); an interval of nan where there are too few seeds.
+        The choice; of a variant with one rate alone, what it has there. Of several rates one seed has nothing to report.
     """
-    return cross_fit_interval(_shown(group), score.higher_is_better)
+    values = _shown(group)
+    if len(group) == 1:
+        return Chosen(tuple(group), values[0], *mean_interval(cells.finite(values[0])))
+    rows, shown = cross_fit(values, score.higher_is_better)
+    return Chosen(tuple(group[row] for row in rows), shown, *cross_fit_interval(values, score.higher_is_better))
 
 
 def difference_at_best_rates(
@@ -176,23 +176,6 @@ def difference_at_best_rates(
 
 def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
     return np.array([at.outcome.shown for at in group])
-
-
-class AtBest(NamedTuple):
-    """What each seed has at the best rate; their mean, and its 95 % interval, nan where there are too few seeds."""
-
-    shown: Float[np.ndarray, " seeds"]
-    mean: float
-    low: float
-    high: float
-
-
-def at_best(score: Score, group: Sequence[AtRate]) -> AtBest:
-    """Computes what a variant has at the rates that other halves of the seeds chose; at its only rate if there is one."""
-    if len(group) > 1:
-        return AtBest(chosen_rate(score, group).shown, *chosen_interval(score, group))
-    shown = group[0].outcome.shown
-    return AtBest(shown, *mean_interval(cells.finite(shown)))
 
 
 # --- Tables and the figure of a run; None if it has one rate alone ----------------------------------------------------
@@ -221,7 +204,7 @@ def best_rates_table(run: Run) -> Table | None:
     """Tabulates the best rate of every variant; None for a run without several rates."""
     variants, score, rows = by_rate(run), run.task.score, []
     for variant, group in variants.items():
-        rates, shown = chosen_rate(score, group)
+        rates, shown, *interval = chosen_rate(score, group)
         numbers = {
             f"{prefix}{name}": getattr(rate, name)  # twice the same if the halves agree
             for prefix, rate in (("", rates[0]), ("other_", rates[-1]))
@@ -229,7 +212,7 @@ def best_rates_table(run: Run) -> Table | None:
         }
         row = {"variant": Cell(variant, variant=variant), "seeds": cells.num_finite(shown)}
         row["best rate"] = Cell(name_of(rates, several_decays(variants.values())), **numbers)
-        row["mean at it [95 % interval]"] = cells.with_interval(*chosen_interval(score, group))
+        row["mean at it [95 % interval]"] = cells.with_interval(*interval)
         if score.thresholds:
             num = int((shown >= 100 * float(np.float32(CONVERGED_ACCURACY))).sum())
             share, low, high = (num / len(shown), *wilson_interval(num, len(shown))) if len(shown) else (np.nan,) * 3

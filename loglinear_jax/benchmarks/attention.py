@@ -39,6 +39,7 @@ from loglinear_jax.ops import (
     log_linear_attention,
     log_linear_delta_attention,
 )
+from loglinear_jax.settings import first_line
 from pallas_kernels import UnsupportedError, fenwick_attention
 from pallas_kernels.attention.tiles import choose_tiles
 from pallas_kernels.common.tiles import tile_for
@@ -274,7 +275,7 @@ def measure_peers(
                 if not _of_peer(reason):
                     raise
                 well = False
-            print(f"T={length} {peer}: not measured, {(str(reason).splitlines() or ['?'])[0][:200]}", flush=True)
+            print(f"T={length} {peer}: not measured, {first_line(reason)[:200]}", flush=True)
         gc.collect()
     return well
 

@@ -14,6 +14,7 @@ from loglinear_jax.command_line import needs_extra
 from loglinear_jax.files import local_path, why_not_local
 from loglinear_jax.hub.layouts import export_params, import_params, shown
 from loglinear_jax.models import LanguageSettings
+from loglinear_jax.settings import first_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 NEEDED = ("*.json", "*.safetensors", "merges.txt")
@@ -85,7 +86,7 @@ def save_model(
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # which safetensors makes readable by its owner alone
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder}: the model can't be written there: {_first_line(error)}") from error
+        raise ValueError(f"{folder}: the model can't be written there: {first_line(error)}") from error
 
 
 def find_folder(model: str | Path) -> tuple[Path, Path]:
@@ -120,7 +121,7 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
         root = Path(snapshot_download(f"{owner}/{name}", allow_patterns=patterns, ignore_patterns=deeper))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
-            f"{model} is not a folder, and could not be downloaded from the model hub: {_first_line(error)}"
+            f"{model} is not a folder, and could not be downloaded from the model hub: {first_line(error)}"
         ) from error
     found = root / inside
     if not (found / CONFIG).exists():
@@ -129,10 +130,6 @@ def find_folder(model: str | Path) -> tuple[Path, Path]:
             "owner/name/folder where the model is in a folder"
         )
     return found, root
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -175,5 +172,5 @@ def _read_shard(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is missing: {INDEX} names it") from None
     except (SafetensorError, OSError, AttributeError, TypeError) as error:  # the last two of a dtype that NumPy lacks
         is_pointer = path.is_file() and path.read_bytes()[: len(_POINTER)] == _POINTER
-        why = "it only names the file, for Git LFS: run git lfs pull there" if is_pointer else _first_line(error)
+        why = "it only names the file, for Git LFS: run git lfs pull there" if is_pointer else first_line(error)
         raise ValueError(f"{path} cannot be read as safetensors: {why}") from error

@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 from loglinear_jax.distributed import any_process, is_main
 from loglinear_jax.files import file_sha256
 from loglinear_jax.runs.writing import NoReadableCheckpoint, replace_file, write_json, writing
+from loglinear_jax.settings import first_line
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class Checkpoints:
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
             log.debug("Checkpoint %s", path, exc_info=error)
-            return None, (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            return None, first_line(error)[:200]
         finally:
             reader.close()
 

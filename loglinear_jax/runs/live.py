@@ -20,6 +20,7 @@ from loglinear_jax.distributed import is_main
 from loglinear_jax.progress import progress_bar
 from loglinear_jax.runs.folders import VariantFolder
 from loglinear_jax.runs.writing import RunFailed, replace_file, writing
+from loglinear_jax.settings import first_line
 from loglinear_jax.tasks import Score
 
 
@@ -134,8 +135,6 @@ def open_wandb(project: str, folder: VariantFolder, config: dict[str, Any]) -> A
             reinit="create_new",  # the variants of one program are shown at the same time
         )
     except wandb.errors.Error as error:
-        raise RunFailed(
-            f"--wandb={project}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"
-        ) from error
+        raise RunFailed(f"--wandb={project}: {first_line(error)}") from error
     replace_file(folder.wandb_file, lambda file: file.write(run.id + "\n"))
     return run

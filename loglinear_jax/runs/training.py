@@ -25,6 +25,7 @@ from loglinear_jax.runs.live import check_wandb
 from loglinear_jax.runs.loop import Member, Program, mesh_for
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.runs.writing import OutOfMemory, only_process
+from loglinear_jax.settings import first_line
 from loglinear_jax.signals import StopOnSignal
 from pallas_kernels import UnsupportedError
 
@@ -163,7 +164,7 @@ def reporting_memory(program: Program) -> Iterator[None]:
             f"train.num_seeds={train.num_seeds}, train.batch_size={train.batch_size} (or raise "
             f"train.grad_accumulation={train.grad_accumulation}), "
             f"train.eval_batch_size={train.eval_batch_size}, task.seq_len={task.seq_len} or the model; what was saved before "
-            f"is kept ({(str(error).strip().splitlines() or ['MemoryError'])[0][:200]})"
+            f"is kept ({first_line(error)[:200]})"
         ) from error
 
 

@@ -19,6 +19,7 @@ from loglinear_jax.command_line import BadInput, Failed
 from loglinear_jax.config import ConfigError
 from loglinear_jax.distributed import any_process
 from loglinear_jax.files import to_disk
+from loglinear_jax.settings import first_line
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def writing(path: Path, refusals: type[Exception] = OSError) -> Iterator[None]:
     except RunFailed:
         raise
     except refusals as error:
-        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise CannotWrite(path, reason) from error
 
 

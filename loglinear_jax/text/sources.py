@@ -30,7 +30,7 @@ import requests
 from loglinear_jax.command_line import needs_extra
 from loglinear_jax.files import file_sha256, local_path
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, first_line
 
 BLOCK_BYTES = 2**20
 PIECE_CHARS = 2**16  # the longest piece given to the tokenizer: a line may be a whole file
@@ -331,9 +331,9 @@ def _data_set(name: str, text_field: str) -> Source:
     try:
         loaded = datasets.load_dataset(repository, configuration or None)
     except Exception as error:  # of many types, by what is missing
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CorpusError(
-            f"corpus: the data set {name!r} can't be had from the hub ({reason}): expected its name, or a local folder"
+            f"corpus: the data set {name!r} can't be had from the hub ({first_line(error)}): expected its name, or a "
+            "local folder"
         ) from error
     splits = {split: loaded[own] for split, names in SPLIT_NAMES.items() for own in names if own in loaded}
     if "train" not in splits:

@@ -15,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from tokenizers.decoders import DecodeStream
 
 from loglinear_jax.files import local_path
+from loglinear_jax.settings import first_line
 from loglinear_jax.text import sources
 from loglinear_jax.text.sources import CorpusError, check_text_file, decode
 
@@ -58,10 +59,9 @@ def _from_hub(name: str) -> Path:
                 ).close()
         return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
     except (HfHubHTTPError, HFValidationError, OSError) as error:  # requests' errors are OSErrors
-        reason = str(error).strip().split("\n")[0]
         raise CorpusError(
-            f"tokenizer: {name!r} is not a local folder, and can't be had from the hub ({reason}). Without a network, give a "
-            "folder that holds tokenizer.json, or vocab.json and merges.txt"
+            f"tokenizer: {name!r} is not a local folder, and can't be had from the hub ({first_line(error)}). Without "
+            "a network, give a folder that holds tokenizer.json, or vocab.json and merges.txt"
         ) from error
 
 
@@ -183,4 +183,4 @@ def _named(problem: str) -> Iterator[None]:
     except BaseException as error:  # also Rust's PanicException, which can't be imported
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
-        raise CorpusError(f"tokenizer: {problem}: {str(error).strip().partition(chr(10))[0]}") from error
+        raise CorpusError(f"tokenizer: {problem}: {first_line(error)}") from error

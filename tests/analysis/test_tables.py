@@ -40,7 +40,7 @@ def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path)
     assert (every.raw[1]["share_converged"], every.raw[1]["share_low"]) == (0.25, pytest.approx(0.0456, abs=1e-3))
     assert (row["share_converged"], row["share_low"]) == (0, pytest.approx(0)) and row["share_high"] < 0.5
     assert best.rows[0]["best rate"] == "0.001 and 0.004" and best.rows[0]["seeds"] == "4"
-    chosen, shown = chosen_rate(ACCURACY, by_rate(run)["linear"])
+    chosen, shown, *_ = chosen_rate(ACCURACY, by_rate(run)["linear"])
     assert [at.learning_rate for at in chosen] == [0.001, 0.004] and row["mean"] == pytest.approx(shown.mean())
     # Only seeds 0 and 2 together choose 0.004, for seeds 1 and 3; every other half chooses 0.001.
     assert shown[[0, 2]].tolist() == [50, 50] and 20 < shown[1] < 100 and 30 < shown[3] < 90
