@@ -1,15 +1,15 @@
 """λ parameterisations: how much each level of the Fenwick tree counts, per token, head and level.
 
 Each is a Linen module that maps d [..., H, L], a linear projection of the token, to λ [..., H, L] in float32. A new λ is
-such a class in any module, named as "my_module:MyLam". Its fields are its arguments, "my_module:MyLam(k=4)" as well as
-"mlp_softplus(hidden=32)"; those that are called as one of `make_lam`'s settings get that from the model. Class attributes, or
-properties that depend on its fields, say more:
+such a class in any module, named as "my_module:MyLam". Its fields are its arguments: "my_module:MyLam(k=4)", as in
+"mlp_softplus(hidden=32)". Fields with the name of one of `make_lam`'s settings get its value from the model. Class attributes,
+or properties that depend on its fields, say more:
 
-  needs_input = False   it only gets d's shape
-  needs_scores = True   it is content-aware: it is called with (d, scores, occupied), scores [..., H, L] the
-                        `bucket_scores` of unit queries and keys, occupied [..., 1, L] where a level has a bucket
-  has_levels = False    nothing in it is indexed by level: it returns as many levels as the sequence has, those of scores, so
-                        there is no longest one; d, if it needs any, has those of model.max_length
+- needs_input = False: it gets only d's shape.
+- needs_scores = True: it is content-aware and called with (d, scores, occupied): scores [..., H, L] are the `bucket_scores` of
+  unit queries and keys, and occupied [..., 1, L] says where a level has a bucket.
+- has_levels = False: nothing in it is indexed by level. It returns as many levels as the sequence has, those of scores, so it
+  has no longest sequence; d, if it needs any, has the levels of model.max_length.
 """
 
 from __future__ import annotations

@@ -54,21 +54,25 @@ Output = Float[Array, "B P F"] | tuple[Float[Array, "B P F"], LayerCache]
 class MixingLayer(nn.Module):
     """Base of the layers: arguments and methods that all of them have.
 
-    Args:
+    Attributes:
       features: D of the output.
       heads: number of heads, H.
       head_dim: width V of a head's values; None: features / heads.
       key_dim: width K of queries and keys; None: head_dim.
-      key_groups: groups of heads that share keys; None: one group a head.
-      mixer: by name or import path with keyword arguments: see loglinear_jax.mixers.
-      lam: λ, where the mixer has one, likewise: see loglinear_jax.lam.
+      key_groups: groups of heads that share keys; None: one group per head.
+      mixer: name or import path, with keyword arguments: see loglinear_jax.mixers.
+      lam: name or import path of λ, if the mixer has one: see loglinear_jax.lam.
       max_length: the longest sequence that λ has levels for.
-      chunk_size, implementation: as of log_linear_attention, where the mixer takes them.
-      mixer_options: further settings of the mixer, which take effect where its text sets none and it has such a field.
-      conv_width, conv_bias: of a short causal convolution over queries, keys and values; 0: none.
-      kernel_init, out_init: initializers of the projections and of the output's.
-      dtype, param_dtype: of activations and matrix products, and of parameters.
-      axis_name: as of log_linear_attention. Raises ValueError for a mixer that has no such field.
+      chunk_size: as in log_linear_attention, if the mixer takes it.
+      implementation: as in log_linear_attention, if the mixer takes it.
+      mixer_options: further settings of the mixer, used for fields that it has and `mixer` does not set.
+      conv_width: width of a short causal convolution over queries, keys and values; 0: none.
+      conv_bias: whether that convolution has a bias.
+      kernel_init: initializer of the projections.
+      out_init: initializer of the output projection.
+      dtype: of activations and matrix products.
+      param_dtype: of parameters.
+      axis_name: as in log_linear_attention. Raises ValueError for a mixer that has no such field.
     """
 
     features: int

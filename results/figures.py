@@ -221,7 +221,7 @@ def lengths() -> None:
     style.length_axis(axis, at)
     axis.set(ylim=(0, 100), xlabel="length of the tested sequences (tokens; trained at 128)", ylabel=TEST)
     axis.grid(axis="y", color="0.9")
-    message = "On longer sequences content is best, even if others use the highest trained λ beyond it (dashed)"
+    message = "On longer sequences content is best, even when other λ reuse their highest trained level (dashed)"
     save(figure, message, "interleaved/lengths", handles)
 
 
