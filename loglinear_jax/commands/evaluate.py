@@ -46,11 +46,11 @@ TAKES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_of_models = (
-        "folder of a run (all variants, or --variant), or an external checkpoint as in --model. Several are compared with the "
-        "first, document by document"
+        "folder of a run (all variants, or --variant), or an external checkpoint: a folder, or its name on the hub. "
+        "Several are compared with the first, document by document"
     )
-    parser.add_argument("models", nargs="*", type=path_pattern, metavar="MODEL", help=help_of_models)
-    add_trained_arguments(parser, required=False)
+    parser.add_argument("models", nargs="+", type=path_pattern, metavar="MODEL", help=help_of_models)
+    add_trained_arguments(parser)
     of_lengths = ",".join(map(str, NEEDLE_LENGTHS))
     flags = {
         "corpus": "documents, of which the test split is read: a folder, a .jsonl file, or a data set on the Hugging Face hub "
@@ -92,30 +92,13 @@ def run(args: argparse.Namespace) -> int:
     for name in sorted(set().union(*TAKES.values()) - set(TAKES[kind])):
         if getattr(args, name) is not None:
             raise BadInput(f"--{name} has no meaning " + (f"with --{kind}" if kind else "here: see --help"))
-    each = [_as_argument(args, name) for name in args.models]
-    if args.workdir or args.model:
-        each.append(args)
-    if not each:
-        raise BadInput("expected a model: a run's folder, or an external checkpoint")
     text = args.text and read_text(args.text, "--text")
-    models = _load_all(each)
+    models = _load_all(args)
     if args.out is not None:
         check_folder(args.out, "--out")
     if args.text is not None:
         return _text(args, models, text)
     return (_needle if args.needle else _documents)(args, models, _open_corpus(args, models))
-
-
-def _as_argument(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The arguments with a positional one as --workdir or --model."""
-    folder = Path(name)
-    try:
-        is_run = "task" in json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, TypeError):
-        is_run = folder.is_dir() and not (folder / "config.json").exists()  # a folder of a model has one
-    return argparse.Namespace(
-        **vars(args) | {"workdir": folder, "model": None} if is_run else vars(args) | {"workdir": None, "model": name}
-    )
 
 
 def _documents(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Corpus) -> int:
@@ -211,24 +194,32 @@ def _needle_lengths(lengths: Sequence[int] | None, models: Mapping[str, Trained]
     return found
 
 
-def _load_all(each: Sequence[argparse.Namespace]) -> dict[str, Trained]:
-    """The models by their names: of one run, its variants; else with what the user called them. Raises BadInput where their
-    tokenizers differ."""
+def _load_all(args: argparse.Namespace) -> dict[str, Trained]:
+    """The models by name: variants of one run by theirs. Raises BadInput unless they have one tokenizer."""
     from loglinear_jax.runs.loading import read_run
     from loglinear_jax.text.tokenizer import tokenizer_sha256
 
     found: dict[str, Trained] = {}
-    for args in each:
-        variants = [args.variant] if args.workdir is None or args.variant else read_run(args.workdir).variants
-        for variant in variants:
-            trained = load_trained(argparse.Namespace(**vars(args) | {"variant": variant}))
-            name = args.model if variant is None else variant if len(each) == 1 else f"{args.workdir}, {variant}"
-            found[name or str(args.workdir)] = trained
+    for model in args.models:
+        if not _is_run(Path(model)):
+            found[model] = load_trained(args, None, model)
+            continue
+        for variant in [args.variant] if args.variant else read_run(model).variants:
+            name = variant if len(args.models) == 1 else f"{model}, {variant}"
+            found[name] = load_trained(argparse.Namespace(**vars(args) | {"variant": variant}), Path(model), None)
     (name, first), *others = found.items()
     for other, trained in others:
         if tokenizer_sha256(trained.tokenizer) != tokenizer_sha256(first.tokenizer):
             raise BadInput(f"{other} has another tokenizer than {name}: expected the same, as tokens are compared")
     return found
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a model is a run's folder, not that of an external checkpoint, which has another config.json."""
+    try:
+        return "task" in json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        return folder.is_dir() and not (folder / "config.json").exists()
 
 
 def _open_corpus(args: argparse.Namespace, models: Mapping[str, Trained]) -> Corpus:

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.hub.folders import CONFIG
 
     quiet_libraries()
-    model, params, tokenizer, *_ = trained_of_run(args)
+    model, params, tokenizer, *_ = trained_of_run(args, args.workdir)
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
         longest = model.settings.max_length

@@ -18,6 +18,10 @@ EXTRA = "text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    trained = parser.add_mutually_exclusive_group(required=True)
+    trained.add_argument("--workdir", type=path, help="folder of a run")
+    help_of_model = "external checkpoint: a folder with config.json, safetensors and tokenizer, or its name on the hub"
+    trained.add_argument("--model", help=help_of_model)
     add_trained_arguments(parser)
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", help="text to continue; may be given several times")
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--go_on is of a --model: a run's text has no end")
 
     quiet_libraries()
-    model, params, tokenizer, _, ends, _ = load_trained(args, stops=not args.go_on)
+    model, params, tokenizer, _, ends, _ = load_trained(args, args.workdir, args.model, stops=not args.go_on)
     stops = [*ends]
     if stop is not None:
         stops += (of_stop := tokenizer.encode(stop, add_special_tokens=False).ids)

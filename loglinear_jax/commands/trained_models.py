@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loglinear_jax.command_line import BadInput, path, whole_number
+from loglinear_jax.command_line import BadInput, whole_number
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -30,13 +31,9 @@ class Trained(NamedTuple):
     task: BaseTask | None = None
 
 
-def add_trained_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """What `load_trained` reads. required: whether a model must be named by one of them."""
-    trained = parser.add_mutually_exclusive_group(required=required)
-    trained.add_argument("--workdir", type=path, help="folder of a run")
-    help_of_model = "external checkpoint: a folder with config.json, safetensors and tokenizer, or its name on the hub"
-    trained.add_argument("--model", help=help_of_model)
-    help_of_tokenizer = "tokenizer of --model, if it has none of its own: a folder, or a name on the hub"
+def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `load_trained` reads, beside the model."""
+    help_of_tokenizer = "tokenizer of an external checkpoint without one: a folder, or a name on the hub"
     parser.add_argument("--tokenizer", help=help_of_tokenizer)
     add_run_arguments(parser)
     help_of_lam = "go beyond the levels of λ: higher levels take the λ of the last one"
@@ -44,22 +41,22 @@ def add_trained_arguments(parser: argparse.ArgumentParser, required: bool = True
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `trained_of_run` reads, beside --workdir."""
+    """What `trained_of_run` reads, beside the run."""
     parser.add_argument("--variant", help="variant of the run; needed if it has several")
     parser.add_argument("--model_seed", type=whole_number, help="seed whose parameters are used (default: the first)")
 
 
-def load_trained(args: argparse.Namespace, stops: bool = False) -> Trained:
-    """By --workdir, --variant and --model_seed, or by --model; with --extend_lam for sequences of any length. stops: with the
-    ids of which the config of a --model says that a text ends there.
+def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, stops: bool = False) -> Trained:
+    """The model of a run, or an external checkpoint; with --extend_lam for sequences of any length.
 
-    Raises BadInput or SettingError where one is not there, or they do not fit together.
+    args: with the arguments of `add_trained_arguments`. stops: with the ids of which the config of a checkpoint says that a
+    text ends there. Raises BadInput or SettingError where one is not there, or they do not fit together.
     """
     from loglinear_jax.models import LanguageModel
 
-    if args.model is None and args.tokenizer is not None:
+    if model is None and args.tokenizer is not None:
         raise BadInput("--tokenizer is of a --model: a run has its own")
-    trained = trained_of_run(args) if args.model is None else _of_others(args, stops)
+    trained = trained_of_run(args, run) if model is None else _of_others(args, model, stops)
     if not args.extend_lam:
         return trained
     settings = trained.model.settings.extended()
@@ -67,13 +64,13 @@ def load_trained(args: argparse.Namespace, stops: bool = False) -> Trained:
     return trained._replace(model=LanguageModel(settings))
 
 
-def trained_of_run(args: argparse.Namespace) -> Trained:
-    """By --workdir, --variant and --model_seed. Raises what `load_trained` raises."""
+def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
+    """By --variant and --model_seed. Raises what `load_trained` raises."""
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run
     from loglinear_jax.text import load_tokenizer
 
-    run = load_run(args.workdir, args.variant)
+    run = load_run(workdir, args.variant)
     if not isinstance(run.model, LanguageModel):
         raise BadInput(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
     tokenizer = load_tokenizer(str(run.workdir))
@@ -83,7 +80,7 @@ def trained_of_run(args: argparse.Namespace) -> Trained:
     return Trained(run.model, run.params(model_seed), tokenizer, str(run.workdir), task=run.task)
 
 
-def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
+def _of_others(args: argparse.Namespace, model: str, stops: bool) -> Trained:
     from loglinear_jax.hub.folders import find_folder, load_model, stop_tokens
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.text import CorpusError, load_tokenizer
@@ -94,7 +91,7 @@ def _of_others(args: argparse.Namespace, stops: bool) -> Trained:
         if getattr(args, name) is not None:
             raise BadInput(f"--{name} is of a run, and has no meaning with --model")
     try:
-        folder, root = find_folder(args.model)
+        folder, root = find_folder(model)
         settings, params = load_model(folder, dtype="bfloat16" if runs_on_gpu() else "float32")
         ends = stop_tokens(folder, settings.vocab_size) if stops else ()
     except ValueError as error:

@@ -26,7 +26,7 @@ def files(tmp_path):
 
 def test_a_text_in_windows(files, tmp_path, capsys):
     folder, text, ids = files
-    arguments = [f"--model={folder}", f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]
+    arguments = [str(folder), f"--text={text}", "--length=50", f"--out={tmp_path / 'out'}"]
     assert main(["evaluate", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     whole, position, *_ = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))["measures"]
@@ -42,7 +42,7 @@ def test_a_text_in_windows(files, tmp_path, capsys):
 
 def test_beyond_the_levels_of_lam(files, capsys):
     folder, text, ids = files
-    assert main(["evaluate", f"--model={folder}", f"--text={text}", "--length=200", "--extend_lam"]) == 0
+    assert main(["evaluate", str(folder), f"--text={text}", "--length=200", "--extend_lam"]) == 0
     settings, params = load_model(folder)
     losses = window_losses(LanguageModel(settings.extended()), params, ids[None, :201])
     assert f"{np.exp(losses.mean()):.2f}" in capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_beyond_the_levels_of_lam(files, capsys):
 def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
     folder, text, _ = files
     text.write_text("w3 w5 hello w7", encoding="utf-8")
-    assert main(["evaluate", f"--model={folder}", f"--text={text}"]) == 2
+    assert main(["evaluate", str(folder), f"--text={text}"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"loses a part of the text: 'w3 w5 hello w7' in {text} comes back as" in error
 
@@ -146,7 +146,7 @@ CORPUS = ["--corpus={books}", "--end_token=w18"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected a model: a run's folder, or an external checkpoint"),
+        ([], "the following arguments are required: MODEL"),
         (["{a}"], "--corpus is missing: .*a was not trained on documents here"),
         (["{a}", "--end_token=w18"], "--end_token is of a --corpus"),
         (["{a}", "--needle", "--length=9"], "--length has no meaning with --needle"),

@@ -24,7 +24,7 @@ def test_a_lam_with_other_levels_than_theirs_is_refused_before_anything_is_writt
         settings, params = import_params(draw(config, levels=levels), config)
         model = LanguageModel(dataclasses.replace(settings, **changes))
         trained = Trained(model, params, load_tokenizer(str(tmp_path)), str(tmp_path))
-        monkeypatch.setattr(export, "trained_of_run", lambda args: trained)
+        monkeypatch.setattr(export, "trained_of_run", lambda *args: trained)
         return main(["export", "--workdir=run", f"--out={tmp_path / 'out'}"])
 
     assert exported(levels=10) == 2
