@@ -134,10 +134,7 @@ def pairs_of(row, target, vocab):
     return pairs
 
 
-FUZZY = [
-    {"seq_len": 18, "vocab_size": 7},
-    {"seq_len": 40, "vocab_size": 9, "key_motif": 2, "value_motif": 1},
-]
+FUZZY = [{"seq_len": 18, "vocab_size": 7}, {"seq_len": 40, "vocab_size": 9, "key_motif": 2, "value_motif": 1}]
 
 
 @pytest.mark.parametrize("settings", FUZZY)
