@@ -79,7 +79,7 @@ def test_a_mean_of_tokens_weighs_documents_by_their_length():
 
 def test_the_interval_holds_the_mean_of_all_tokens():
     """Of drawn documents whose loss depends on their length, where the mean over documents is another one."""
-    held, times = 0, 200
+    held, times = 0, 100
     for _ in range(times):
         counts = RNG.integers(1, 100, 60)
         sums = counts * (1 + counts / 100 + RNG.normal(size=60))
@@ -103,18 +103,8 @@ def slow_distances(tokens):
 @given(TOKENS)
 def test_a_hit_completes_a_bigram_that_was_there_before(tokens):
     np.testing.assert_array_equal(hit_distances(tokens), slow_distances(tokens.tolist()))
-
-
-def test_hits_of_a_known_document():
-    np.testing.assert_array_equal(hit_distances(np.array([3, 7, 8, 3, 7, 7, 7])), [0, 0, 0, 3, 0, 1])
-    np.testing.assert_array_equal(hit_distances(np.array([5, 6])), [0])
-
-
-def test_tokens_of_large_vocabularies_are_told_apart():
-    large = 2**31 - 1
-    tokens = np.array([large, 0, large, 0, 1, large], np.uint32)
-    np.testing.assert_array_equal(hit_distances(tokens), [0, 0, 2, 0, 0])
-    assert len(set(bigrams(tokens).tolist())) == 4
+    large = tokens.astype(np.uint32) + np.uint32(2**31 - 5)  # of a large vocabulary, they are told apart all the same
+    np.testing.assert_array_equal(hit_distances(large), slow_distances(large.tolist()))
 
 
 @given(TOKENS, TOKENS, st.integers(1, 9))

@@ -35,9 +35,8 @@ def test_a_needle_is_at_its_depth_and_asked_for_at_the_end(tokenizer):
             key = sentence and rest.split()[0]
             needle_text = f" The secret number of {key} is{value}."
             assert rest.endswith(f" The secret number of {key} is{value}") and value.strip().isdecimal()
-            assert (before + sentence + rest).count(
-                f" of {key} is{value}"
-            ) == 2 and needle_text in before + sentence + rest
+            text = before + sentence + rest
+            assert text.count(f" of {key} is{value}") == 2 and needle_text in text
             inside = len(tokenizer.encode(needle_text).ids)
             room = 151 - inside - (inside - 1)
             at = 1 + round(depth / 100 * (room - 1))
@@ -46,9 +45,8 @@ def test_a_needle_is_at_its_depth_and_asked_for_at_the_end(tokenizer):
             said.add((key, value))
     assert len(said) == 2  # one for each document, at every depth
     longer = hide_needles(tokenizer, documents_of(tokenizer, 190), [3, 8], 190, [50])
-    np.testing.assert_array_equal(
-        longer.windows[:, 0, -needles.values[0] :], needles.windows[:, 0, -needles.values[0] :]
-    )
+    last = np.s_[:, 0, -needles.values[0] :]
+    np.testing.assert_array_equal(longer.windows[last], needles.windows[last])
 
 
 def test_the_value_alone_is_scored(monkeypatch):

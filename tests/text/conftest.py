@@ -1,7 +1,13 @@
 """A few lines of text, and a byte-level BPE learned from them."""
 
+import contextlib
+import functools
+import http.server
+import itertools
 import random
+import threading
 
+import numpy as np
 import pytest
 from tokenizers import ByteLevelBPETokenizer
 
@@ -21,6 +27,38 @@ def make_text(num_lines, seed=0):
 
 def without_blank(text):
     return "".join(line for line in text.splitlines(keepends=True) if line.strip())
+
+
+def documents_of(corpus, split):
+    """Each document decoded, after checking that an end token stands before and behind it."""
+    tokens, starts = getattr(corpus, split), corpus.starts[split]
+    end = corpus.manifest["end_token"]
+    assert len(tokens) == starts[-1] + 1 and (tokens[starts] == end).all() and np.sum(tokens == end) == len(starts)
+    return [corpus.tokenizer.decode(tokens[a + 1 : b]) for a, b in itertools.pairwise(starts)]
+
+
+@contextlib.contextmanager
+def server(folder):
+    """(Its address, the requests that came) of a server of files on this machine, with the headers of the hub."""
+    came = []
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def end_headers(self):
+            self.send_header("X-Repo-Commit", "c" * 40)
+            self.send_header("ETag", f'"{"d" * 40}"')
+            super().end_headers()
+
+        def log_message(self, *args):
+            came.append(self.requestline)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(folder))) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{running.server_port}", came
+        finally:
+            running.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from loglinear_jax.text import CorpusError, load_tokenizer, open_documents, sources
 from loglinear_jax.text.sources import SPLIT_PERCENT, SPLITS, find_documents
+from tests.text.conftest import documents_of
 
 DOCUMENTS = {
     "train": ["A heron.\n\nIt stands.\n", " é 東京 <|endoftext|> ", "To be or\n\nnot  to be, " * 20],
@@ -44,14 +45,6 @@ def folder(request, tmp_path):
 
 def opened(folder, tmp_path, **given):
     return open_documents(str(folder), cache=str(tmp_path / "cache"), **{"tokenizer": "bytes"} | given)
-
-
-def documents_of(corpus, split):
-    """Each document decoded, after checking that an end token stands before and behind it."""
-    tokens, starts = getattr(corpus, split), corpus.starts[split]
-    end = corpus.manifest["end_token"]
-    assert len(tokens) == starts[-1] + 1 and (tokens[starts] == end).all() and np.sum(tokens == end) == len(starts)
-    return [corpus.tokenizer.decode(tokens[a + 1 : b]) for a, b in itertools.pairwise(starts)]
 
 
 def test_documents_come_back_whatever_they_are_stored_as(folder, tmp_path, monkeypatch):

@@ -43,14 +43,12 @@ def test_an_evaluation_scores_every_token_once_in_its_own_document(lengths, seq_
         assert first + length <= starts[document + 1]
         if packing == "first_fit":  # a rest is never cut
             assert (first - starts[document]) % seq_len == 0
+    for limited, whole in zip(
+        evaluation_packs(documents_of(lengths, seq_len), packing=packing, limit=2), packs, strict=True
+    ):
+        np.testing.assert_array_equal(limited, whole[:2])
     if packing == "concatenate":  # only the last of the packs that are shared has room left
         assert len(packs[0]) == -(-sum(lengths) // seq_len)
-
-
-def test_a_limit_takes_the_first_packs():
-    given = dict(documents=documents_of(LENGTHS, 10), packing="concatenate")
-    for limited, whole in zip(evaluation_packs(**given, limit=4), evaluation_packs(**given), strict=True):
-        np.testing.assert_array_equal(limited, whole[:4])
 
 
 def read(batches, num, first=0, state=None):
@@ -79,14 +77,6 @@ def test_each_seed_reads_all_documents_every_epoch_in_its_own_order(packing):
     assert all(a != b for a, b in itertools.combinations(orders, 2))
 
 
-def test_a_seed_does_not_depend_on_the_others():
-    documents = documents_of(LENGTHS, 10)
-    alone = PackedBatches(documents, packing="first_fit", **SETTINGS | {"seeds": [7]})
-    together = PackedBatches(documents, packing="first_fit", **SETTINGS)
-    for step, other in zip(read(together, 8), read(alone, 8), strict=True):
-        assert same({name: x[1:] for name, x in step.items()}, other)
-
-
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_iterators_go_on_from_a_state_and_from_a_step(packing):
     batches = PackedBatches(documents_of(LENGTHS, 10), packing=packing, **SETTINGS)
@@ -98,6 +88,9 @@ def test_iterators_go_on_from_a_state_and_from_a_step(packing):
         next(iterator)
     for other in (None, {"7": state["7"]}):  # one seed is new
         assert all(map(same, read(batches, 5, 9, other), expected[9:]))
+    alone = PackedBatches(documents_of(LENGTHS, 10), packing=packing, **SETTINGS | {"seeds": [7]})
+    of_seed = [{name: x[1:] for name, x in step.items()} for step in expected]
+    assert all(map(same, read(alone, 14), of_seed))  # a seed does not depend on the others
 
 
 @pytest.mark.parametrize("lengths", [[400], [405], [10] * 40, [3] * 40])

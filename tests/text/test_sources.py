@@ -1,15 +1,12 @@
 """WikiText from a server on this machine, and documents of the hub from a data set on this machine."""
 
-import contextlib
 import functools
 import hashlib
-import http.server
 import itertools
 import json
 import shutil
 import socket
 import sys
-import threading
 import zipfile
 
 import numpy as np
@@ -17,7 +14,7 @@ import pytest
 
 from loglinear_jax.text import CorpusError, open_corpus, open_documents, sources
 from loglinear_jax.text.sources import SPLITS
-from tests.text.conftest import without_blank
+from tests.text.conftest import documents_of, server, without_blank
 
 DOCUMENTS = {"train": ["One wren.\n\nAnd another.", "A rook."], "validation": ["An owl."], "test": ["A heron é."]}
 
@@ -38,22 +35,6 @@ def hub(tmp_path, monkeypatch):
         return asked
 
     return offer
-
-
-@contextlib.contextmanager
-def server(folder):
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            """Nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{running.server_port}"
-        finally:
-            running.shutdown()
-            thread.join()
 
 
 def write_zip(folder, texts, name="wikitext-2", suffix="tokens"):
@@ -78,7 +59,7 @@ def use_server(monkeypatch, address, data, name="wikitext-2"):
 def test_wikitext_is_downloaded_once_and_read_from_its_zip(tmp_path, texts, bpe, monkeypatch, name, suffix):
     data = write_zip(tmp_path, texts, name, suffix)
     open_wikitext = functools.partial(open_corpus, name, tokenizer=bpe, cache=str(tmp_path / "cache"))
-    with server(tmp_path) as address:
+    with server(tmp_path) as (address, _):
         sha256 = use_server(monkeypatch, address, data, name)
         corpus = open_wikitext()
     assert corpus.manifest["source_sha256"] == {f"{name}-v1.zip": sha256}
@@ -99,7 +80,10 @@ def test_wikitext_is_downloaded_once_and_read_from_its_zip(tmp_path, texts, bpe,
 
 def test_a_download_with_another_checksum_is_refused(tmp_path, texts, bpe, monkeypatch):
     write_zip(tmp_path, texts)
-    with server(tmp_path) as address, pytest.raises(CorpusError, match="another checksum than the published SHA-256"):
+    with (
+        server(tmp_path) as (address, _),
+        pytest.raises(CorpusError, match="another checksum than the published SHA-256"),
+    ):
         use_server(monkeypatch, address, b"what it should be")
         open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
     assert not list((tmp_path / "cache").glob("wikitext-2-*/manifest.json"))
@@ -129,10 +113,7 @@ def test_documents_of_the_hub_are_read_by_their_rows(hub, tmp_path, splits):
     asked = hub(rows)
     corpus = open_documents("someone/birds:small", tokenizer="bytes", cache=str(tmp_path / "cache"))
     assert asked == [("someone/birds", "small")]
-    found = {}
-    for split in SPLITS:
-        tokens, starts = getattr(corpus, split), corpus.starts[split]
-        found[split] = [corpus.tokenizer.decode(tokens[a + 1 : b]) for a, b in itertools.pairwise(starts)]
+    found = {split: documents_of(corpus, split) for split in SPLITS}
     assert sorted(itertools.chain(*found.values())) == sorted(itertools.chain(*rows.values()))
     assert found == rows or len(splits) == 1
 

@@ -1,8 +1,4 @@
-import contextlib
-import hashlib
-import http.server
 import socket
-import threading
 
 import huggingface_hub.constants
 import pytest
@@ -10,6 +6,7 @@ import tokenizers
 
 from loglinear_jax.text import CorpusError, load_tokenizer, sources
 from loglinear_jax.text.tokenizer import check_returned, tokenizer_sha256, tokenizer_size
+from tests.text.conftest import server
 
 LINE = " The heron , é 東京\t = \n"
 
@@ -86,42 +83,6 @@ def test_what_differs_in_code_points_alone_is_returned(bpe):
     check_returned(tokenizer, [piece], [ids], name="x", where="y")
 
 
-@contextlib.contextmanager
-def hub(monkeypatch, cache, data):
-    """A hub on this machine that has one file, gpt2's; the requests that came."""
-    came = []
-    of_git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.head()
-
-        def head(self):
-            came.append(f"{self.command} {self.path}")
-            self.send_response(200 if self.path == "/gpt2/resolve/main/tokenizer.json" else 404)
-            self.send_header("X-Repo-Commit", "c" * 40)
-            self.send_header("ETag", f'"{of_git}"')
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-
-        def do_GET(self):
-            self.head()
-            self.wfile.write(data)
-
-        def log_message(self, *args):
-            """Nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        use_hub(monkeypatch, cache, f"http://127.0.0.1:{running.server_port}")
-        try:
-            yield came
-        finally:
-            running.shutdown()
-            thread.join()
-
-
 def use_hub(monkeypatch, cache, address):
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
@@ -130,10 +91,13 @@ def use_hub(monkeypatch, cache, address):
 
 
 def test_hub_is_asked_only_for_what_is_not_here_yet(bpe, tmp_path, monkeypatch):
-    expected = load_tokenizer(bpe)
-    with hub(monkeypatch, tmp_path, expected.to_str().encode()) as came:
+    expected, file = load_tokenizer(bpe), tmp_path / "gpt2" / "resolve" / "main" / "tokenizer.json"
+    file.parent.mkdir(parents=True)
+    expected.save(str(file))
+    with server(tmp_path) as (address, came):
+        use_hub(monkeypatch, tmp_path / "cache", address)
         assert load_tokenizer("gpt2").to_str() == expected.to_str()
-        assert came.count("GET /gpt2/resolve/main/tokenizer.json") == 1
+        assert sum(line.startswith("GET /gpt2/resolve/main/tokenizer.json") for line in came) == 1
     assert load_tokenizer("gpt2").to_str() == expected.to_str()
 
 
