@@ -10,9 +10,8 @@ from loglinear_jax.analysis.curves import draw_learning_curves
 from loglinear_jax.analysis.lengths import ByLength, draw_scores_by_length
 from loglinear_jax.analysis.rates import draw_rates
 from loglinear_jax.analysis.style import FULL_WIDTH, save
-from loglinear_jax.config import language_config
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.tasks import ACCURACY, PERPLEXITY, load_task
+from loglinear_jax.tasks import PERPLEXITY
 from tests.analysis.made_runs import made_run
 
 LONG = "lam=mlp_softplus+lam_hidden=32+train.learning_rate=0.003+norm=pre"
@@ -61,17 +60,7 @@ class Measured(Run):
         return {"step": steps, "train_loss": loss, "val_loss": loss, "val_accuracy": 1 / (1 + loss)}
 
 
-def learning_curves(run, text=False):
-    task = {"task": load_task(**language_config().task.to_dict())} if text else {}
-    return draw_learning_curves(Measured(**vars(run) | task))
-
-
-def finished(tmp_path, variants=VARIANTS, seeds=3):
-    accuracies, solved = ({variant: x[:seeds] for variant in variants} for x in ([0.99, 0.5, 0.1], [7, None, None]))
-    return made_run(tmp_path, accuracies=accuracies, solved=solved, num_seeds=seeds)
-
-
-def swept(tmp_path, rates=SIX_RATES, seeds=16, decays=(None,), variants=VARIANTS[:6], task="mqar"):
+def swept(tmp_path, rates=SIX_RATES, seeds=16, decays=(None,), variants=(*VARIANTS[:5], LONG_LAM), task="mqar"):
     """A run at these rates, the middle one of which is best."""
     rng, accuracies = np.random.default_rng(0), {}
     for shift, variant in enumerate(variants):
@@ -83,7 +72,7 @@ def swept(tmp_path, rates=SIX_RATES, seeds=16, decays=(None,), variants=VARIANTS
     return made_run(tmp_path, accuracies=accuracies, num_seeds=seeds, task=task)
 
 
-def scores_by_length(score, seeds=3):
+def scores_by_length(score=PERPLEXITY, seeds=3):
     lengths = [2**i for i in range(5, 15)]
     values = np.repeat(score.of(np.linspace(1, 9, 10)[None], np.linspace(1, 0, 10)[None]), seeds, 0)
     changes = ("", "higher levels as 5")
@@ -91,14 +80,11 @@ def scores_by_length(score, seeds=3):
     return draw_scores_by_length(found, 32, score, "MQAR, length 32, vocabulary 16, pairs 7")
 
 
-LONG_NAMES = (*VARIANTS[:5], LONG_LAM)
 MANY_RATES = [float(f"{rate:.3g}") for rate in np.geomspace(1e-4, 0.05, 16)]
 DRAWN = {
-    "curves of perplexity": lambda path: learning_curves(finished(path, VARIANTS[:2], 1), text=True),
-    "curves at several rates": lambda path: learning_curves(swept(path, decays=(0, 0.1), variants=LONG_NAMES)),
+    "curves at several rates": lambda path: draw_learning_curves(Measured(**vars(swept(path, decays=(0, 0.1))))),
     "many rates and decays": lambda path: draw_rates(swept(path, MANY_RATES, 16, (0, 0.01, 0.1), VARIANTS[:3])),
-    "accuracy of many seeds by length": lambda _: scores_by_length(ACCURACY, 64),
-    "perplexity by length": lambda _: scores_by_length(PERPLEXITY),
+    "perplexity by length": lambda _: scores_by_length(),
 }
 
 

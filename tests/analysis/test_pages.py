@@ -1,6 +1,5 @@
 """That the pages say what the runs hold, and that a page that does not is found."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -52,27 +51,6 @@ def test_what_disagrees_is_named_with_the_first_difference(folder, file, old, ne
     replace(folder / file, old, new)
     [problem] = Pages(folder).check()
     assert found in problem
-
-
-def give_test(folder, *names):
-    """Every accuracy on the test set is half of that in validation."""
-    for path in (folder / RUNS / f"{name}.json" for name in names):
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        for outcome in summary["variants"].values():
-            outcome["test_accuracy"] = [x / 2 for x in outcome["best_accuracy"]]
-        path.write_text(json.dumps(summary), encoding="utf-8")
-
-
-def test_accuracies_are_of_one_set_in_each_table(folder):
-    page = folder / "page.md"
-    give_test(folder, "copy-seq1024")
-    assert Pages(folder).write()[1] == []
-    text = page.read_text(encoding="utf-8")
-    assert "| 46.9 ± 0.5 " in text and "Accuracy: on each seed's test set" in text
-    replace(folder / "results/tables.toml", '"copy-seq1024"', '"copy*1024"')
-    Pages(folder).write()
-    text = page.read_text(encoding="utf-8")
-    assert "| 93.7 ± 1.0 " in text and "Accuracy: each seed's best in validation." in text
 
 
 def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):

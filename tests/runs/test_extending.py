@@ -17,14 +17,6 @@ def train(workdir, *changes, only=()):
     return run(read_config_arguments([*TINY, *SHORT, *changes]).config, workdir, only=only)
 
 
-@pytest.fixture(scope="module")
-def longer(tmp_path_factory):
-    """A run with all that the others are extended to."""
-    workdir = tmp_path_factory.mktemp("longer") / "run"
-    train(workdir, "--config.train.num_steps=40", "--config.train.num_seeds=3", "--config.variants=linear,fixed")
-    return workdir
-
-
 @pytest.mark.slow
 def test_more_steps_go_on_from_the_last_checkpoint(tmp_path):
     whole, extended = tmp_path / "whole", tmp_path / "extended"
@@ -37,8 +29,8 @@ def test_more_steps_go_on_from_the_last_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-def test_more_seeds_and_variants_are_trained_beside_the_others(tmp_path, longer):
-    workdir = tmp_path / "run"
+def test_more_seeds_and_variants_are_trained_beside_the_others(tmp_path):
+    workdir, longer = tmp_path / "run", tmp_path / "longer"
     train(workdir)
     first = (workdir / "linear" / "outcome.json").read_bytes()
     grown = "--config.train.num_seeds=3", "--config.variants=linear,fixed"
@@ -51,6 +43,7 @@ def test_more_seeds_and_variants_are_trained_beside_the_others(tmp_path, longer)
     assert list(read_run(workdir).outcomes) == ["linear", "fixed"]
 
     train(workdir, *grown, "--config.train.num_steps=40")
+    train(longer, *grown, "--config.train.num_steps=40")
     ours, theirs = load_run(workdir, "linear"), load_run(longer, "linear")
     assert ours.seeds == theirs.seeds and ours.step == theirs.step == 40
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4), ours.last, theirs.last)

@@ -134,32 +134,6 @@ def test_a_folder_with_another_run_or_that_cannot_be_written_is_refused(undistur
     assert code == 2 and "can't be written: Not a directory" in err and err.splitlines()[-1].startswith("run.py: ")
 
 
-ECHO = """
-import dataclasses, jax, jax.numpy as jnp
-from loglinear_jax.tasks import Task
-
-@dataclasses.dataclass(frozen=True)
-class Echo(Task):
-    delay: int = 1
-
-    def sample(self, key, num):
-        tokens = jax.random.randint(key, (num, self.seq_len), 0, self.vocab_size)
-        return tokens, jnp.full_like(tokens, -1).at[:, self.delay:].set(tokens[:, :-self.delay])
-
-TASK = Echo
-"""
-
-
-def test_a_task_of_ones_own_is_one_file(tmp_path, monkeypatch, capsys):
-    (tmp_path / "echo_task.py").write_text(ECHO, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    swapped = [flag for flag in TINY if "num_pairs" not in flag and "configs/mqar.py" not in flag]
-    arguments = ["train", "--config=task:echo_task", *swapped, "--config.variants=linear"]
-    arguments += ["--config.task.delay=3", "--config.train.num_steps=10", f"--workdir={tmp_path / 'run'}"]
-    assert main(arguments) == 0
-    assert "| linear" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
