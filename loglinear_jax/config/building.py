@@ -132,5 +132,5 @@ def _model_settings(model: ConfigDict, task: BaseTask, dtype: str) -> MixerSetti
     settings = with_none(model.to_dict(), settings_class)
     if settings_class is not OwnSettings:
         del settings["kind"]
-    settings["max_length"] = settings["max_length"] or task.max_seq_len + settings.get("random_first_position", 0)
+    settings["max_length"] = settings["max_length"] or task.max_seq_len + (settings.get("random_first_position") or 0)
     return settings_class(vocab_size=1 if task.STREAMED else task.vocab_size, dtype=dtype, **settings)
