@@ -62,7 +62,8 @@ def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
         finite = [median for median in medians if np.isfinite(median)]
         found = "no finite evaluation"
         if finite:
-            found = f"best median {score.name}: {score.text((max if score.higher_is_better else min)(finite))}"
+            best_of_rates = (max if score.higher_is_better else min)(finite)
+            found = f"{'best ' * (len(medians) > 1)}median {score.name}: {score.text(best_of_rates)}"
         if score.thresholds and len(medians) == 1:
             found = (
                 f"{(best >= 100 * score.thresholds[0]).sum()} of {seeds} seeds reach {100 * score.thresholds[0]:.0f} %"
@@ -81,7 +82,8 @@ def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
         axis.set_ylabel(score.label)
     explained = "coloured: every seed; black: median of the seeds; dashed: quartiles" if seeds > 2 else ""
     if handles:
-        explained = "median of the seeds at each rate" + (f"; else {explained}" if explained else "")
+        others = f"; else {explained}" if explained and min(map(len, variants.values())) == 1 else ""
+        explained = f"median of the seeds at each rate{others}"
         handles = dict(sorted(handles.items(), key=lambda item: float(item[0].split()[1].rstrip(","))))
     style.finish(figure, f"{describe_run(run)}; {seeds} seed{'s' * (seeds > 1)}\n{explained}".strip(), handles)
     return figure

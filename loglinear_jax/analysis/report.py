@@ -101,9 +101,9 @@ def make_report(
 def _go_through(context: Context, sections: list[Section]) -> None:
     """Gives the sections what they are made from, with one variant's parameters in memory at a time."""
     reading = [section for section in sections if section.READS_CHECKPOINTS]
-    for run in context.runs if reading else ():
-        found: dict[Section, dict[str, Any]] = {section: {} for section in reading}
-        for variant in run.variants:
+    for run in context.runs:
+        found: dict[Section, dict[str, Any]] = {section: {} for section in sections}
+        for variant in run.variants if reading else ():
             with context.attempt(run.workdir, variant):
                 trained, outcome = load_run(run.workdir, variant), run.outcomes.get(variant)
                 if outcome is not None and trained.step < outcome.last_step:
@@ -117,14 +117,11 @@ def _go_through(context: Context, sections: list[Section]) -> None:
                         if of_variant is not None:
                             found[section][variant] = of_variant
                 del trained
-        for section in reading:
+        for section in sections:
             with context.attempt(run.workdir, str(section)):
-                if found[section]:
+                if found[section] or not section.READS_CHECKPOINTS:
                     section.show_run(run, found[section])
     for section in sections:
-        for run in context.runs if not section.READS_CHECKPOINTS else ():
-            with context.attempt(run.workdir, str(section)):
-                section.show_run(run, {})
         with context.attempt("all runs", str(section)):
             section.show_all()
 
