@@ -26,7 +26,7 @@ from loglinear_jax import (
 from loglinear_jax.ops import bucket_scores, softmax_attention
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
-from .inputs import ARGUMENTS, bucket_definition, definition, delta_definition, random_inputs, softmax_definition
+from .inputs import ARGUMENTS, bucket_definition, definition, random_inputs, softmax_definition
 
 HAS_GPU = jax.default_backend() == "gpu"
 
@@ -138,7 +138,7 @@ DELTA = Operation(
     "log_linear_delta",
     log_linear_delta_attention,
     ("q", "k", "v", "log_decay", "beta", "lam"),
-    delta_definition,
+    lambda q, k, v, g, beta, lam: definition(q, k, v, g, lam, beta),
     _prefill,
     lambda state, inputs: log_linear_delta_step(state, *inputs),
 )
@@ -146,7 +146,7 @@ GATED_DELTA = Operation(
     "gated_delta",
     gated_delta_attention,
     ("q", "k", "v", "log_decay", "beta"),
-    lambda q, k, v, g, beta: delta_definition(q, k, v, g, beta, np.ones((*g.shape, num_levels(g.shape[1])))),
+    lambda q, k, v, g, beta: definition(q, k, v, g, np.ones((*g.shape, num_levels(g.shape[1]))), beta),
     _prefill,
     _one_token(gated_delta_attention),
     has_levels=False,
@@ -365,11 +365,11 @@ def of_documents_alone(operation, inputs, cuts, values=None, position=None, room
     return parts[0] | parts[-1] | {name: np.concatenate([part[name] for part in parts], axis=1) for name in by_token}
 
 
-def of_documents_as_rows(operation, inputs, cuts, position, room, longest=None):
-    """The same without the state: the documents are rows of a batch, filled up with zeros to the longest's length."""
+def of_documents_as_rows(operation, inputs, cuts, position, room):
+    """The same without the state: the documents are rows of a batch, filled up with zeros to the pack's length."""
     length = inputs[0].shape[1]
     first, end = np.array([0, *cuts]), np.array([*cuts, length])
-    token = first[:, None] + np.arange(longest or length)
+    token = first[:, None] + np.arange(length)
     inside = token < end[:, None]
 
     def rows(x):

@@ -68,55 +68,31 @@ def worst_token(out, expected):
     return np.max(np.linalg.norm(out - expected, axis=-1)) / max(np.sqrt(np.mean(sizes**2)), 1e-30)
 
 
-def definition(q, k, v, log_decay, lam, start=0):
-    """The sum of design §1, term by term in NumPy, with the level by comparing bits one at a time."""
+def definition(q, k, v, log_decay, lam, beta=None):
+    """The sum of design §1, term by term in NumPy; with beta log-linear Gated DeltaNet: what is read of a token goes backwards
+    through the transitions of those after it."""
     q, k, v, log_decay, lam = (np.asarray(x, np.float64) for x in (q, k, v, log_decay, lam))
-    batch, length, heads, _ = v.shape
-    per_group = heads // q.shape[2]
-    out = np.zeros_like(v)
-    for b in range(batch):
-        for h in range(heads):
-            g = h // per_group
-            for t in range(length):
-                for s in range(t + 1):
-                    level = 0
-                    while (start + t) >> level != (start + s) >> level:
-                        level += 1
-                    weight = lam[b, t, h, level] * np.exp(log_decay[b, s + 1 : t + 1, h].sum())
-                    out[b, t, h] += weight * (q[b, t, g] @ k[b, s, g]) * v[b, s, h]
-    return out
-
-
-def delta_definition(q, k, v, log_decay, beta, lam, start=0):
-    """Log-linear Gated DeltaNet, with each pair's product of transitions multiplied out in NumPy."""
-    q, k, v, log_decay, beta, lam = (np.asarray(x, np.float64) for x in (q, k, v, log_decay, beta, lam))
     out = np.zeros_like(v)
     for b, t, h in np.ndindex(v.shape[:3]):
         group = h // (v.shape[2] // q.shape[2])
         reads = q[b, t, group]
         for s in range(t, -1, -1):
-            key = k[b, s, group]
-            level = len(f"{(start + t) ^ (start + s):b}") if t > s else 0
-            out[b, t, h] += lam[b, t, h, level] * (reads @ key) * beta[b, s, h] * v[b, s, h]
-            reads = np.exp(log_decay[b, s, h]) * (reads - beta[b, s, h] * (reads @ key) * key)
+            key, rate = k[b, s, group], 1.0 if beta is None else float(beta[b, s, h])
+            found, level = reads @ key, len(f"{t ^ s:b}") if t > s else 0
+            out[b, t, h] += lam[b, t, h, level] * found * rate * v[b, s, h]
+            reads = np.exp(log_decay[b, s, h]) * (reads if beta is None else reads - rate * found * key)
     return out
 
 
-def bucket_definition(q, k, log_decay, start=0):
-    """Bucket scores term by term in NumPy."""
-    q, k, log_decay = (np.asarray(x, np.float64) for x in (q, k, log_decay))
-    batch, length, heads = log_decay.shape
-    scores = np.zeros((batch, length, heads, num_levels(start + length)))
-    for b, h, t in np.ndindex(batch, heads, length):
-        group = h // (heads // q.shape[2])
-        for s in range(t + 1):
-            level = len(f"{(start + t) ^ (start + s):b}") if t > s else 0
-            decay = np.exp(log_decay[b, s + 1 : t + 1, h].sum())
-            scores[b, t, h, level] += decay * (q[b, t, group] @ k[b, s, group])
-    return scores
+def bucket_definition(q, k, log_decay):
+    """Bucket scores: of each level alone, what values of one give."""
+    levels = num_levels(log_decay.shape[1])
+    ones, of_level = np.ones((*log_decay.shape, 1)), np.eye(levels)
+    lams = (np.broadcast_to(of_level[level], (*log_decay.shape, levels)) for level in range(levels))
+    return np.concatenate([definition(q, k, ones, log_decay, lam) for lam in lams], axis=-1)
 
 
-def softmax_definition(q, k, v):
+def softmax_definition(q, k, v, window=None):
     """Softmax attention term by term in NumPy, with pairs of features as complex numbers that positions rotate."""
     half = q.shape[-1] // 2
 
@@ -130,6 +106,7 @@ def softmax_definition(q, k, v):
     per_group = v.shape[2] // q.shape[2]
     out = np.zeros_like(v)
     for b, t, h in np.ndindex(v.shape[:3]):
-        scores = np.exp(k[b, : t + 1, h // per_group] @ q[b, t, h // per_group] / np.sqrt(q.shape[-1]))
-        out[b, t, h] = scores @ v[b, : t + 1, h] / scores.sum()
+        seen = slice(0 if window is None else max(t + 1 - window, 0), t + 1)
+        scores = np.exp(k[b, seen, h // per_group] @ q[b, t, h // per_group] / np.sqrt(q.shape[-1]))
+        out[b, t, h] = scores @ v[b, seen, h] / scores.sum()
     return out

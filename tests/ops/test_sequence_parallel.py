@@ -68,59 +68,44 @@ def segments_of(batch, length):
 @pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
 @pytest.mark.parametrize("form", CASES)
 def test_as_on_one_device(form, segmented):
-    with types_of(form), kernels_run():
-        inputs = form.operation.inputs(0, 3, 64, 2, 4, 16, 16, dtype=form.dtype, min_decay=-0.3)
-        segment_ids = segments_of(3, 64) if segmented else None
-        found = output_and_gradients(over_pieces(form))(*inputs, segment_ids)
-        expected = output_and_gradients(functools.partial(whole, form))(*inputs, segment_ids)
-        for name, x, y in zip(("o", *form.operation.arguments), found, expected, strict=True):
-            assert relative_error(x, y) < form.gradient_tolerance, name
-
-
-@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
-@pytest.mark.parametrize("form", CASES)
-def test_collectives(form, segmented):
     """Forward one all-gather, of a state for each head, and of segments the last id of the piece before. Backward one
     reduce-scatter, and nothing else of either. Softmax attention gathers keys, values and ids."""
     with types_of(form), kernels_run():
-        inputs = form.operation.inputs(0, 3, 64, 2, 4, 16, 16, dtype=form.dtype)
+        inputs = form.operation.inputs(0, 3, 64, 2, 4, 16, 16, dtype=form.dtype, min_decay=-0.3)
         arrays = (*inputs, segments_of(3, 64) if segmented else None)
         forward = over_pieces(form)
-        moved_forward, moved = (collectives(run, arrays) for run in (forward, output_and_gradients(forward)))
+        compiled = output_and_gradients(forward).lower(*arrays).compile()
+        expected = output_and_gradients(functools.partial(whole, form))(*arrays)
+        for name, x, y in zip(("o", *form.operation.arguments), compiled(*arrays), expected, strict=True):
+            assert relative_error(x, y) < form.gradient_tolerance, name
+        moved_forward = collectives(jax.jit(forward).lower(*arrays).compile())
     if form.operation.name == "softmax":
         gathers, scatters, of_ids = 2 + segmented, 2, {}
     else:
         gathers, scatters, of_ids = 1, 1, {"collective-permute": 1} if segmented else {}
     assert moved_forward == {"all-gather": gathers, **of_ids}
-    assert moved == {"all-gather": gathers, "reduce-scatter": scatters, **of_ids}
+    assert collectives(compiled) == {"all-gather": gathers, "reduce-scatter": scatters, **of_ids}
 
 
-def collectives(run, arrays):
-    """How many of each the compiled program has."""
-    text = jax.jit(run).lower(*arrays).compile().as_text()
-    names = re.findall(r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", text)
+def collectives(compiled):
+    """How many of each the program has."""
+    moves = r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    names = re.findall(moves, compiled.as_text())
     return {name: names.count(name) for name in names}
 
 
 BY_KERNELS = [case for case in CASES if case.values[0].name == "pallas"]
 
 
+@pytest.mark.parametrize(("length", "segmented"), [(32, True), (256, False), (256, True)])
 @pytest.mark.parametrize("form", BY_KERNELS)
-def test_pieces_shorter_than_a_kernel_s_chunk(form):
+def test_pieces_shorter_than_a_kernel_s_chunk_and_of_several(form, length, segmented):
+    """In these the kernels of log-linear attention exchange states between those that make and those that read them."""
     with kernels_run():
-        arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 16, 16, dtype=np.float32), segments_of(3, 32))
-        assert relative_error(jax.jit(over_pieces(form))(*arrays), whole(form, *arrays)) < 1e-5
-
-
-@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
-@pytest.mark.parametrize("form", BY_KERNELS)
-def test_pieces_of_several_chunks(form, segmented):
-    """Then the kernels of log-linear attention exchange states between those that make and those that read them."""
-    with kernels_run():
-        inputs = form.operation.inputs(0, 2, 256, 1, 2, 16, 16, dtype=np.float32, min_decay=-0.02)
-        segment_ids = segments_of(2, 256) if segmented else None
-        found = output_and_gradients(over_pieces(form, chunk_size=16))(*inputs, segment_ids)
-        expected = output_and_gradients(functools.partial(whole, form))(*inputs, segment_ids)
+        inputs = form.operation.inputs(0, 2, length, 1, 2, 16, 16, dtype=np.float32, min_decay=-0.02)
+        arrays = (*inputs, segments_of(2, length) if segmented else None)
+        found = output_and_gradients(over_pieces(form, chunk_size=16))(*arrays)
+        expected = output_and_gradients(functools.partial(whole, form))(*arrays)
         for name, x, y in zip(("o", *form.operation.arguments), found, expected, strict=True):
             assert relative_error(x, y) < form.gradient_tolerance, name
 

@@ -37,7 +37,7 @@ CASES = [
         form, how, id=f"{form}-{how}", marks=[] if (form.operation.name, form.name) == FAST else pytest.mark.slow
     )
     for form in FORMS
-    for how in ("explicit", "auto", "shard_map", "packs")
+    for how in ("auto", "shard_map", "packs")
 ]
 
 
@@ -62,15 +62,14 @@ BY_KERNELS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("form", BY_KERNELS, ids=str)
-def test_heads_of_one_group_by_kernels(form, kind):
+def test_heads_of_one_group_by_kernels(form):
     """Nothing is gathered; gradients of queries and keys are summed over the devices. And vmap's axis is sharded."""
     inputs = form.operation.inputs(0, 2, 40, 1, 4, 16, 16, dtype=np.float32)
     run = jax.jit(
         output_and_gradients(functools.partial(form.operation.function, implementation="pallas", chunk_size=16))
     )
-    mesh = mesh_of(kind)
+    mesh = mesh_of(AxisType.Auto)
     with pallas_kernels.interpret():
         expected = run(*inputs)
         compiled = run.lower(*placed_on(mesh, inputs)).compile()
@@ -84,13 +83,12 @@ def test_heads_of_one_group_by_kernels(form, kind):
     assert not any(moved in compiled.as_text() for moved in ("all-gather(", "all-to-all(", "permute("))
 
 
-@pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("form", BY_KERNELS, ids=str)
-def test_kernels_in_shard_map_are_traced(form, groups, monkeypatch):
+def test_kernels_in_shard_map_are_traced(form, monkeypatch):
     """With states in and out, and JAX's check of what varies over the devices, which the interpreter does without."""
     monkeypatch.setattr(support, "why_no_device", lambda: None)
     monkeypatch.setattr(support, "compute_capability", lambda: (8, 0))
-    inputs = form.operation.inputs(0, 2, 40, groups, 4, 16, 16, dtype=np.float32)
+    inputs = form.operation.inputs(0, 2, 40, 1, 4, 16, 16, dtype=np.float32)
     state = form.operation.make_state(form.operation.draw_state(1, inputs), 32)
 
     def both(state, *inputs):
@@ -110,10 +108,10 @@ def test_kernels_in_shard_map_are_traced(form, groups, monkeypatch):
 
 @pytest.mark.parametrize(("form", "how"), CASES)
 def test_batch_and_heads(form, how):
-    """Packs, or whole sequences, over explicit axes; and sequences over others."""
+    """Packs over explicit axes, and whole sequences over others."""
     inputs = form.operation.inputs(0, 2, 20, 2, 4, 16, 16, dtype=np.float32)
     options = {"implementation": form.name} | ({"chunk_size": 16} if form.name in ("xla", "pallas") else {})
-    mesh = mesh_of(AxisType.Explicit if how in ("explicit", "packs") else AxisType.Auto)
+    mesh = mesh_of(AxisType.Explicit if how == "packs" else AxisType.Auto)
     segment_ids = jnp.arange(40).reshape(2, 20) // 7 if how == "packs" else None
 
     def of(segment_ids):
