@@ -16,13 +16,14 @@ LAYERS = [
 ]
 
 
-def named(layer):
-    return f"{type(layer).__name__}-{layer.mixer}-{layer.lam}"
-
-
-@pytest.mark.parametrize(
-    "layer", [LAYERS[0], *(pytest.param(x, marks=pytest.mark.slow) for x in LAYERS[1:])], ids=named
+every_layer = pytest.mark.parametrize(
+    "layer",
+    [LAYERS[0], *(pytest.param(x, marks=pytest.mark.slow) for x in LAYERS[1:])],
+    ids=lambda layer: f"{type(layer).__name__}-{layer.mixer}-{layer.lam}",
 )
+
+
+@every_layer
 def test_decoding_is_the_full_pass(layer):
     params = jax.jit(layer.init)(jax.random.key(1), X)
     expected = jax.jit(layer.apply)(params, X)
@@ -35,7 +36,7 @@ def test_decoding_is_the_full_pass(layer):
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=named)
+@every_layer
 def test_a_document_in_a_pack_sees_no_other(layer):
     segment_ids = jnp.asarray([[1] * 5 + [2] * 7, [1] * 12])
     params = jax.jit(layer.init)(jax.random.key(1), X)
@@ -55,8 +56,3 @@ def test_types_of_activations_and_parameters():
         path: x for path, x in jax.tree_util.tree_leaves_with_path(params) if "lam" not in jax.tree_util.keystr(path)
     }
     assert {x.dtype for x in own.values()} == {jnp.dtype(jnp.bfloat16)}
-
-
-def test_heads_that_do_not_divide_the_features_are_named():
-    with pytest.raises(ValueError, match="features must be a multiple of heads .*, got features=16, heads=3"):
-        LogLinearAttention(16, heads=3).init(jax.random.key(0), X)

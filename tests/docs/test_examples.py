@@ -1,5 +1,6 @@
-"""The examples in README.md and docs/ are run; their commands are read by the command line's own parser."""
+"""The examples in README.md, docs/ and the public docstrings are run; commands are read by the command line's own parser."""
 
+import doctest
 import importlib
 import math
 import re
@@ -12,6 +13,7 @@ from sybil import Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
+import loglinear_jax
 from configs.books import FABLES
 from configs.selective_copy import get_config
 from loglinear_jax.commands.main import find_commands, main
@@ -81,6 +83,17 @@ def folder(page, request, tmp_path, monkeypatch):
 def test_python_runs(page, folder):
     for example in examples_of(page, "python", RunPython()):
         example.evaluate()
+
+
+@pytest.mark.parametrize("name", [name for name in loglinear_jax.__all__ if name != "FenwickState"])
+def test_examples_of_public_names_run(name):
+    """And their docstring's first sentence is a line."""
+    text = getattr(loglinear_jax, name).__doc__
+    first = text.splitlines()[0]
+    assert first.endswith(".") and len(first) > 20, first
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def commands_in(text):

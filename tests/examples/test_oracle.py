@@ -17,8 +17,8 @@ def test_lam_of_every_layer_is_one_hot_at_a_query_at_the_level_of_its_source(nam
     task = load_task(name, seq_len=33, num_pairs=5, vocab_size=15)
     tokens, targets = sample(task, 4)
     model = OracleRecall(15, 40, state=4, mixer=mixer)
-    params = model.init(jax.random.key(0), tokens)
-    _, seen = model.apply(params, tokens, mutable="intermediates")
+    params = jax.jit(model.init)(jax.random.key(0), tokens)
+    _, seen = jax.jit(lambda params: model.apply(params, tokens, mutable="intermediates"))(params)
     found = [np.asarray(layer["mixer"]["lam_value"][0]) for layer in seen["intermediates"]["recall"].values()]
     assert len(found) == 2
     for lam in found:
@@ -29,6 +29,7 @@ def test_lam_of_every_layer_is_one_hot_at_a_query_at_the_level_of_its_source(nam
         np.testing.assert_array_equal(lam[scored][:, 0], np.eye(7)[levels[scored]])
 
 
+@pytest.mark.slow
 def test_it_trains():
     task = load_task("power_law", seq_len=16, num_pairs=2, vocab_size=8)
     settings = TrainSettings(

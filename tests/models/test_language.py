@@ -13,7 +13,6 @@ import pytest
 from loglinear_jax.lam import count_lam_params
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import LanguageModel, LanguageSettings
-from loglinear_jax.models.language import REMAT
 from loglinear_jax.models.params import decoding_weights, flat_params, params_of
 from loglinear_jax.modules import linear
 
@@ -23,7 +22,7 @@ SETTINGS = LanguageSettings(
 )  # fmt: skip
 TOKENS = jax.random.randint(jax.random.key(0), (2, 24), 0, 37)
 # Every λ learns in the recall model (tests/models/test_recall.py), which has the same mixers.
-VARIANTS = [{"lam": "mlp_softplus"}, {"lam": "content_mlp"}, {"mixer": "gated_linear"}, {"mixer": "softmax"}]
+VARIANTS = [{"lam": "content_mlp"}, {"mixer": "gated_linear"}, {"mixer": "softmax"}]
 
 
 def build(**settings):
@@ -53,19 +52,6 @@ def test_causal_and_every_parameter_learns(settings):
         assert np.abs(grad).max() > 0, jax.tree_util.keystr(path)
 
 
-@pytest.mark.parametrize(("settings", "room"), [({"lam": "mlp_softmax"}, 8), ({"mixer": "softmax"}, 6)], ids=str)
-@pytest.mark.slow
-def test_steps_without_room_give_nan_and_never_logits(settings, room):
-    model, params = build(**settings, layers=1)
-    _, caches = model.apply(params, TOKENS[:, :5], 6, method="prefill")
-    step = jax.jit(lambda token, caches: model.apply(params, token, caches, method="step"))
-    for position in range(5, 11):
-        logits, caches = step(TOKENS[:, position], caches)
-        assert np.isnan(logits).all() if position >= room else np.isfinite(logits).all()
-    extended = jax.jit(lambda tokens, caches: model.apply(params, tokens, caches, method="extend")[0])
-    assert np.isnan(extended(TOKENS[:, :2], caches)).all()
-
-
 class NoLevels(nn.Module):
     """A λ of one's own with neither levels nor a look at them."""
 
@@ -81,9 +67,7 @@ DECODED = [
     {"lam": "linear", "lam_levels": 3},
     {"lam": f"{__name__}:NoLevels"},
     {"lam": "content"},
-    {"lam": "content_mlp"},
     {"mixer": "gated_linear"},
-    {"mixer": "softmax"},
     {"mixer": "softmax(window=6)"},
     {"mixer": "log_linear,softmax(window=64)", "layers": 2},
     {"mixer": "delta", "beta_max": 2.0},
@@ -96,7 +80,7 @@ DECODED = [
 @pytest.mark.parametrize(
     ("settings", "prompt"),
     [
-        pytest.param(settings, prompt, id=f"{settings}-{prompt}", marks=() if number % 6 == 0 else pytest.mark.slow)
+        pytest.param(settings, prompt, id=f"{settings}-{prompt}", marks=() if number in (0, 6) else pytest.mark.slow)
         for number, (settings, prompt) in enumerate(zip(DECODED, itertools.cycle((1, 5))))
     ],
 )
@@ -160,9 +144,7 @@ def test_documents_in_a_pack_are_as_alone_at_their_positions(settings):
         np.testing.assert_allclose(logits, expected[:, position], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"mixer": "gated_linear", "norm_groups": 2}, {"mixer": "gated_delta"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"norm_groups": 2}, {"mixer": "gated_delta"}], ids=str)
 @pytest.mark.slow
 def test_one_token_on_a_gpu_is_computed_in_another_order_and_comes_out_the_same(monkeypatch, settings):
     model, params = build(**settings)
@@ -205,17 +187,6 @@ def test_caches_of_another_lam_and_too_many_tokens_are_refused():
         model.apply(params, TOKENS[:, :5], None, 4, method="features")
 
 
-def test_decoding_memory_grows_by_a_level_as_length_doubles():
-    model, params = build(max_length=1 << 20)
-
-    def size(length):
-        _, caches = jax.eval_shape(lambda p: model.apply(p, TOKENS[:1, :1], length, method="prefill"), params)
-        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches))
-
-    level = 2 * 4 * 16 * 8 * 4  # layers, heads, K, V, bytes
-    assert size(1 << 11) - size(1 << 10) == level == size(1 << 20) - size(1 << 19)
-
-
 def gradients_of(remat):
     """(the gradients as a function of parameters, parameters)."""
     model, params = build(remat=remat)
@@ -223,20 +194,15 @@ def gradients_of(remat):
     return jax.grad(lambda p: model.apply(p, TOKENS, targets, method="summed_loss")), params
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("remat", REMAT[1:])
-def test_recomputed_blocks_give_the_same_gradients(remat):
-    results = [jax.jit(gradients)(params) for gradients, params in map(gradients_of, ("none", remat))]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results)
-
-
-def test_a_policy_says_which_products_are_computed_again():
+def test_a_policy_says_which_products_are_computed_again_and_gradients_are_the_same():
     """Those with batch dimensions are the attention's."""
     gradients = [
         gradients_of(remat) for remat in ("none", "dots_saveable", "dots_with_no_batch_dims_saveable", "block")
     ]
     products = [str(jax.make_jaxpr(gradient)(params)).count("dot_general") for gradient, params in gradients]
     assert products[0] == products[1] < products[2] < products[3]
+    results = [jax.jit(gradient)(params) for gradient, params in (gradients[0], gradients[3])]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *results)
 
 
 def test_size_of_the_papers_model():
@@ -268,14 +234,11 @@ def test_bfloat16_is_close_to_float32():
             "model.mixer must be one of log_linear, log_linear_delta, gated_linear, .*, or my_module:MyMixer, got",
         ),
         ({"mixer": "delta", "beta_max": 2.5}, "model.beta_max must be at most 2, got 2.5"),
-        ({"mixer": "delta", "beta_max": 0.0}, "model.beta_max must be finite and positive, got 0.0"),
         (
             {"remat": "all"},
             "model.remat must be one of none, block, dots_saveable, dots_with_no_batch_dims_saveable, got 'all'",
         ),
         ({"heads": 3}, "model.heads must be a multiple of key_groups, got heads=3, key_groups=2"),
-        ({"conv_width": 0}, "model.conv_width must be at least 1, got 0"),
-        ({"norm_epsilon": 0.0}, "model.norm_epsilon must be finite and positive, got 0.0"),
     ],
 )
 def test_bad_settings_are_named(settings, message):
@@ -283,10 +246,10 @@ def test_bad_settings_are_named(settings, message):
         dataclasses.replace(SETTINGS, **settings).check()
 
 
-@pytest.mark.parametrize("mixer", ["log_linear", "softmax"])
 @pytest.mark.slow
-def test_decoding_weights_give_the_same_outputs(mixer):
-    model = LanguageModel(LanguageSettings(50, 64, mixer=mixer, hidden=64, layers=1, dtype="bfloat16"))
+def test_decoding_weights_give_the_same_outputs():
+    mixer = "log_linear,softmax"
+    model = LanguageModel(LanguageSettings(50, 64, mixer=mixer, hidden=64, layers=2, dtype="bfloat16"))
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, 50)
     params = jax.jit(model.init)(jax.random.key(0), tokens)
     weights = decoding_weights(model, params)

@@ -1,10 +1,10 @@
-"""The embedding's gradient; the softmax mixer's scale."""
+"""The embedding and its gradient."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loglinear_jax.models import RecallModel, RecallSettings
@@ -26,7 +26,8 @@ def expected_sums(weights, ids, num_ids):
 
 
 @pytest.mark.parametrize("form", [sum_by_id_sorted, sum_by_id_blocks])
-@given(st.data(), st.sampled_from([1, 2, 25]))  # a few lengths: each is compiled
+@settings(max_examples=30)
+@given(st.data(), st.sampled_from([1, 25]))  # few lengths: each is compiled
 def test_rows_of_equal_ids_are_added_up(form, data, length):
     ids = data.draw(st.lists(st.integers(0, 6), min_size=length, max_size=length))
     rows = np.random.default_rng(0).normal(size=(length, 3)).astype(np.float32)
@@ -34,8 +35,7 @@ def test_rows_of_equal_ids_are_added_up(form, data, length):
     np.testing.assert_allclose(actual, expected_sums(rows, ids, 7), atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("counts", [(300,), (63, 1, 64, 200, 5), (1,) * 70, (10, 130, 0, 52)])
+@pytest.mark.parametrize(("counts", "dtype"), [((63, 1, 64, 200, 5), jnp.float32), ((10, 130, 0, 52), jnp.bfloat16)])
 @pytest.mark.slow
 def test_ids_of_which_several_blocks_have_rows(counts, dtype):
     rng = np.random.default_rng(0)
@@ -92,28 +92,11 @@ def test_the_gradient_of_many_equal_ids_has_the_same_bits_each_time(dtype):
     np.testing.assert_allclose(once, expected_sums(weights, ids, 50), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_softmax_with_unit_queries_and_keys_can_choose_a_token():
-    """Only with a scale: within ±1/√K the weights of 24 tokens stay almost equal."""
-    tokens = jax.random.randint(jax.random.key(0), (1, 24), 0, 16)
-    model = RecallModel(RecallSettings(vocab_size=16, max_length=24, mixer="softmax", qk_norm=True, heads=2, layers=1))
-    params = model.init(jax.random.key(1), tokens)["params"]
-    scale = params["layer_0"]["mixer"]["log_scale"]
-    np.testing.assert_allclose(scale, np.full(2, np.log(10)), rtol=1e-6)
-
-    def logits(log_scale):
-        mixer = {"mixer": {"log_scale": jnp.full(2, log_scale)}}
-        return model.apply({"params": params | {"layer_0": params["layer_0"] | mixer}}, tokens)
-
-    equal, ten, sharper = (np.asarray(logits(x)) for x in (-9.0, np.log(10), np.log(100)))
-    assert 0 < np.abs(ten - equal).max() < np.abs(sharper - equal).max()
-
-
 @pytest.mark.parametrize("gpu", [True, False])
 def test_ids_outside_the_vocabulary_are_nan(gpu, monkeypatch):
     monkeypatch.setattr(embedding, "runs_on_gpu", lambda: gpu)
     model = RecallModel(RecallSettings(vocab_size=16, max_length=8, layers=1, implementation="recurrent"))
-    params = model.init(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))
+    params = jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, 8), jnp.int32))
     tokens = jnp.arange(8)[None]
     logits = jax.jit(lambda tokens: model.apply(params, tokens))
     for bad in (16, 99, -1):

@@ -338,12 +338,12 @@ def draw_weights(shapes):
     return tuple(jnp.asarray(rng.normal(size=x.shape), jnp.float32) for x in shapes)
 
 
-def exact_outputs_and_gradients(operation, inputs, values=None, position=None, segment_ids=None):
+def exact_outputs_and_gradients(operation, inputs, values=None, position=None, **options):
     """The same of the oracle in float64."""
     with jax.enable_x64(True):
         values = None if values is None else jnp.asarray(np.asarray(values, np.float64))
         exact = exactly(operation, inputs)
-        return outputs_and_gradients(operation, operation.oracle, exact, values, position, segment_ids=segment_ids)
+        return outputs_and_gradients(operation, operation.oracle, exact, values, position, **options)
 
 
 def of_documents_alone(operation, inputs, cuts, values=None, position=None, room=None):
@@ -363,25 +363,3 @@ def of_documents_alone(operation, inputs, cuts, values=None, position=None, room
         parts.append(outputs_and_gradients(operation, operation.oracle, tokens, **where, room=room, weights=weights))
     by_token = ["o", *(f"d {argument}" for argument in operation.arguments)]
     return parts[0] | parts[-1] | {name: np.concatenate([part[name] for part in parts], axis=1) for name in by_token}
-
-
-def of_documents_as_rows(operation, inputs, cuts, position, room):
-    """The same without the state: the documents are rows of a batch, filled up with zeros to the pack's length."""
-    length = inputs[0].shape[1]
-    first, end = np.array([0, *cuts]), np.array([*cuts, length])
-    token = first[:, None] + np.arange(length)
-    inside = token < end[:, None]
-
-    def rows(x):
-        """Of a pack [1, T, ...], always as many."""
-        x = jnp.where(inside.reshape(*inside.shape, *[1] * (x.ndim - 2)), x[0, np.minimum(token, length - 1)], 0)
-        return jnp.pad(x, [(0, length - len(x))] + [(0, 0)] * (x.ndim - 1))
-
-    forward, _ = _compiled(operation, operation.oracle, None, room)
-    out_weights, *state_weights = draw_weights(jax.eval_shape(forward, inputs, None, None, None))
-    weights = rows(out_weights), *(jnp.zeros((length, *x.shape[1:]), x.dtype) for x in state_weights)
-    where = position + np.pad(first, (0, length - len(first))).astype(np.int32) if operation.has_positions else None
-    got = outputs_and_gradients(
-        operation, operation.oracle, [rows(x) for x in inputs], None, where, room=room, weights=weights
-    )
-    return {name: x[: len(first)][inside][None] for name, x in got.items() if name != "state"}

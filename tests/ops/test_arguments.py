@@ -1,7 +1,6 @@
 """What operations refuse by name, how many levels they give, and when kernels are chosen. What they compute: test_forms.py."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from loglinear_jax import (
 )
 from loglinear_jax.ops.delta import api as delta
 from loglinear_jax.ops.log_linear import pallas
-from pallas_kernels import KERNELS, registry
+from pallas_kernels import KERNELS
 from pallas_kernels.common import support
 
 from .forms import BUCKET_SCORES, DELTA, FORMS, GATED_DELTA, HAS_GPU, LOG_LINEAR, SOFTMAX, WITH_STATES
@@ -171,18 +170,6 @@ def test_after_the_interpreter_kernels_are_refused_again(operation):
         jax.eval_shape(run, *inputs)
     with pytest.raises(ValueError, match=r"JAX runs on cpu.*need an NVIDIA GPU.*LOGLINEAR_PALLAS_INTERPRET=1"):
         run(*inputs)
-
-
-def test_a_gpu_that_cannot_run_the_kernels_falls_back_with_one_warning(monkeypatch, caplog):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(support, "interpreting", lambda: False)
-    inputs = random_inputs(3, 1, 9, 1, 1, 8, 8, dtype=np.float32)
-    registry.tell_once.cache_clear()
-    out = log_linear_attention(*inputs)
-    log_linear_attention(*inputs)
-    [message] = caplog.messages
-    assert re.search(r"falls back to implementation='xla'.*K, the key dim, is 8", message)
-    assert relative_error(out, log_linear_attention(*inputs, implementation="parallel")) < 1e-5
 
 
 def test_whether_kernels_can_run_is_asked_for_the_dtype_that_is_computed_in(monkeypatch):

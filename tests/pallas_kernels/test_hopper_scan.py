@@ -14,21 +14,16 @@ from pallas_kernels import UnsupportedError, fenwick_attention, registry
 from pallas_kernels.attention import backends
 from pallas_kernels.attention.backends import BACKENDS, choose_backend
 from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_tiles
-from pallas_kernels.attention.tiles import Tiles
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import GPUS, as_if_on
-from tests.ops.inputs import ARGUMENTS, relative_error
+from tests.ops.inputs import relative_error
+from tests.pallas_kernels.modes import results, value_and_gradients
 from tests.pallas_kernels.test_fenwick_attention import (
-    check,
+    ATTENTION,
     check_continued,
-    check_decays_above_one,
+    check_extreme_decays,
     check_segments,
-    check_twice,
-    compiled,
     inputs_of,
-    output_and_gradients,
-    reference,
-    with_extreme_decays,
 )
 
 pytestmark = [
@@ -63,12 +58,24 @@ SHAPES = {  # batch, length, groups, heads, K, V
 def test_outputs_and_gradients(shape):
     sizes, changes = SHAPES[shape]
     tiles = HopperTiles(**{"value_block": 64 * -(-sizes[-1] // 64), "rows": 1 if sizes[1] <= 64 else 2} | changes)
-    check("bf16", inputs_of("bf16", *sizes), tiles=tiles)
+    ATTENTION.check("bf16", sizes, tiles=tiles)
 
 
 @pytest.mark.parametrize("decay", ["none", "strong", "reset"])
 def test_extreme_decays(decay):
-    check("bf16", with_extreme_decays(decay, 300, 64), tiles=choose_hopper_tiles(300, 64))
+    check_extreme_decays(decay, 300, 64, tiles=choose_hopper_tiles(300, 64))
+
+
+def test_decays_above_one_are_one_and_levels_beyond_the_sequence_change_nothing():
+    q, k, v, log_decay, lam = inputs_of("bf16", 1, 200, 1, 3, 64, 64)
+    above, more = log_decay.at[:, ::7].set(0.5), jnp.pad(lam, [(0, 0)] * 3 + [(0, 3)], constant_values=np.nan)
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(200, 64))
+    found = results(attend, (q, k, v, above, more))
+    expected = results(attend, (q, k, v, jnp.minimum(above, 0.0), lam))
+    for x, y in zip(found[:4], expected[:4], strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    np.testing.assert_array_equal(np.asarray(found[4][:, ::7]), 0)
+    np.testing.assert_array_equal(np.asarray(found[5]), np.pad(expected[5], [(0, 0)] * 3 + [(0, 3)]))
 
 
 @pytest.mark.parametrize(
@@ -93,16 +100,12 @@ def test_segments_are_as_alone():
 def test_vmap_over_some_arguments_is_a_loop():
     attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(130, 64))
     seeds = [inputs_of("bf16", 1, 130, 1, 2, 64, 64, seed=seed) for seed in range(2)]
-    q = seeds[0][0]
-    rest = [jnp.stack(x) for x in list(zip(*seeds, strict=True))[1:]]
-    mapped = jax.jit(jax.vmap(functools.partial(output_and_gradients, attend), in_axes=((None, 0, 0, 0, 0),)))
-    out, gradients = mapped((q, *rest))
+    q, rest = seeds[0][0], [jnp.stack(x) for x in list(zip(*seeds, strict=True))[1:]]
+    alone = functools.partial(value_and_gradients, attend)
+    found = jax.tree.leaves(jax.jit(jax.vmap(alone, in_axes=((None, 0, 0, 0, 0),)))((q, *rest)))
     for index in range(2):
-        own = (q, *(x[index] for x in rest))
-        expected = jax.jit(functools.partial(output_and_gradients, attend))(own)
-        found = out[index], {name: gradient[index] for name, gradient in gradients.items()}
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert relative_error(a, b) < 1e-3  # on a GPU what XLA does may be rounded otherwise
+        for a, b in zip(found, results(attend, (q, *(x[index] for x in rest))), strict=True):
+            assert relative_error(a[index], b) < 1e-3  # on a GPU what XLA does may be rounded otherwise
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -114,9 +117,8 @@ def test_sharded_with_checked_axes(compiling_for_a_gpu, monkeypatch, mapped):
     mesh, spec = Mesh(np.array(jax.devices("cpu")[:4]), ("batch",)), PartitionSpec("batch")
     shared = jax.shard_map(attend, mesh=mesh, in_specs=spec, out_specs=spec)
     inputs = [np.asarray(x) for x in inputs_of("bf16", 4, 300, 1, 2, 64, 64)]
-    out, gradients = jax.eval_shape(functools.partial(output_and_gradients, shared), inputs)
-    assert out.shape == inputs[2].shape
-    assert [gradients[name].shape for name in ARGUMENTS] == [x.shape for x in inputs]
+    found = jax.tree.leaves(jax.eval_shape(functools.partial(value_and_gradients, shared), inputs))
+    assert [x.shape for x in found] == [inputs[2].shape, *(x.shape for x in inputs)]
 
 
 def test_a_mesh_may_have_any_axes(compiling_for_a_gpu, monkeypatch):
@@ -129,10 +131,7 @@ def test_a_mesh_may_have_any_axes(compiling_for_a_gpu, monkeypatch):
     mesh = Mesh(np.array(jax.devices("cpu")[:1]).reshape((1,) * len(names)), names)
     shared = jax.shard_map(attend, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
     texts = [
-        jax.jit(functools.partial(output_and_gradients, run))
-        .trace(inputs)
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
+        jax.jit(functools.partial(value_and_gradients, run)).trace(inputs).lower(lowering_platforms=("cuda",)).as_text()
         for run in (attend, shared)
     ]
     assert [text.count("nvshmem") for text in texts] == [0, 0]
@@ -152,42 +151,23 @@ def test_what_kernels_change_in_place_is_not_collected_as_such(compiling_for_a_g
     assert re.search(r"hopper_merge_states(?s:.)*?optimization_barrier(?s:.)*?dynamic_update", text)
 
 
-def test_levels_beyond_the_sequence_change_nothing():
-    tiles = choose_hopper_tiles(300, 64)
-    *rest, lam = inputs_of("bf16", 1, 300, 1, 3, 64, 64)
-    run = compiled(fenwick_attention, tiles=tiles)
-    more = jnp.concatenate([lam, jnp.full((*lam.shape[:3], 3), jnp.nan, lam.dtype)], axis=3)
-    (out, gradients), (expected, expected_gradients) = run((*rest, more)), run((*rest, lam))
-    np.testing.assert_array_equal(np.asarray(out), np.asarray(expected))
-    d_lam = np.asarray(gradients.pop("lam"))
-    np.testing.assert_array_equal(d_lam[..., lam.shape[3] :], 0)
-    np.testing.assert_array_equal(d_lam[..., : lam.shape[3]], np.asarray(expected_gradients.pop("lam")))
-    for name, gradient in gradients.items():
-        np.testing.assert_array_equal(np.asarray(gradient), np.asarray(expected_gradients[name]))
-
-
-def test_the_same_bits_twice():
-    inputs = inputs_of("bf16", 1, 300, 1, 4, 64, 64)
-    run = compiled(fenwick_attention, tiles=choose_hopper_tiles(300, 64))
-    for a, b in zip(jax.tree.leaves(run(inputs)), jax.tree.leaves(run(inputs)), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 KERNELS = (
     "chunk_states", "merge_states", "outputs", "state_gradients", "spread_gradients", "query_gradients", "chunk_gradients",
 )  # fmt: skip
 
 
 # With 16 sequences a program has several heads, or groups.
-@pytest.mark.parametrize(("batch", "groups"), [(1, 1), (16, 1), (16, 4)])
-@pytest.mark.parametrize(("dims", "x64"), [((64, 64), False), ((128, 64), True), ((128, 128), False)])
+@pytest.mark.parametrize(
+    ("dims", "x64", "batch", "groups"),
+    [((64, 64), False, 16, 4), ((128, 64), True, 1, 1), ((128, 64), False, 16, 1), ((128, 128), False, 16, 4)],
+)
 def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, x64, batch, groups):
     """All of it, without a GPU; without Triton; and under jax_enable_x64."""
     monkeypatch.setattr(support, "compute_capability", lambda: (9, 0))
     monkeypatch.setattr(support, "triton", None)
     inputs = inputs_of("bf16", batch, 700, groups, 4, *dims)
     with jax.enable_x64(x64):
-        text = jax.jit(functools.partial(output_and_gradients, fenwick_attention)).trace(inputs)
+        text = jax.jit(functools.partial(value_and_gradients, fenwick_attention)).trace(inputs)
         text = text.lower(lowering_platforms=("cuda",)).as_text()
     assert all(f"hopper_{kernel}" in text for kernel in KERNELS)
 
@@ -238,10 +218,6 @@ def test_a_mosaic_that_has_changed_leaves_the_work_to_triton(changed, monkeypatc
     backends._why_mosaic_changed.cache_clear()
 
 
-def test_decays_above_one_are_one():
-    check_decays_above_one(64, tiles=HopperTiles(rows=1))
-
-
 def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
     with pytest.raises(ValueError, match="span is 4: expected 1 or 2"):
         HopperTiles(span=4)
@@ -253,36 +229,3 @@ def test_kernels_that_were_asked_for_and_cannot_run_are_refused():
     inputs = inputs_of("bf16", 1, 100, 1, 2, 32, 64)
     with pytest.raises(UnsupportedError, match="K, the key dim, is 32: the kernels for Hopper take 33 to 128"):
         fenwick_attention(*inputs, tiles=choose_hopper_tiles(100, 64))
-
-
-# --- On a GPU only --------------------------------------------------------------------------------------------------
-
-LARGE = {
-    "odd length": (2, 1531, 1, 8, 128, 64),
-    "a group for each head": (2, 1024, 16, 16, 64, 64),
-    "wide": (1, 1100, 8, 8, 128, 128),
-    "one head of many": (1, 4099, 1, 1, 64, 64),
-    "no powers of two": (3, 515, 2, 6, 80, 96),
-    "language": (1, 2048, 1, 48, 128, 64),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("min_decay", [0.0, -0.1, -50.0])
-@pytest.mark.parametrize("shape", LARGE)
-def test_accuracy_and_races_on_a_gpu(shape, min_decay):
-    """Twice the same, in memory that was filled with nan before."""
-    if BACKENDS["hopper"].why_not(*LARGE[shape][-2:], jnp.bfloat16):
-        pytest.skip("no Hopper GPU")
-    inputs = inputs_of("bf16", *LARGE[shape], min_decay=min_decay)
-    expected = reference(inputs, "xla" if LARGE[shape][1] > 2000 else "parallel")
-    check_twice("bf16", inputs, expected, tiles=choose_hopper_tiles(LARGE[shape][1], LARGE[shape][-1]))
-
-
-@pytest.mark.gpu
-def test_both_backends_agree_on_a_gpu():
-    inputs = inputs_of("bf16", 2, 1000, 1, 8, 128, 64)
-    runs = (compiled(fenwick_attention, tiles=tiles)(inputs) for tiles in (Tiles(), choose_hopper_tiles(1000, 64)))
-    for a, b in zip(*map(jax.tree.leaves, runs), strict=True):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        assert np.linalg.norm(a - b) < 1e-2 * np.linalg.norm(a)

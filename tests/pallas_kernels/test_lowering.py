@@ -1,15 +1,22 @@
-"""Every Triton kernel is lowered for a CUDA GPU where there is none, also under jax_enable_x64."""
+"""Every Triton kernel is lowered for a CUDA GPU where there is none, also under jax_enable_x64; and fits the GPU."""
 
+import dataclasses
 import functools
 import importlib.util
+import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pallas_kernels
 from pallas_kernels import KERNELS, compile_table
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.tiles import Tiles, choose_tiles
 from pallas_kernels.common.gpu import GPUS, as_if_on
+from pallas_kernels.common.tiles import Launch
 
 PALLAS = "__gpu$xla.gpu.triton"
 # An operation and the beginning of a shape of `compile_table`, and what the module says of its kernels.
@@ -85,3 +92,94 @@ def test_cross_entropy_is_traced(mapped):
     with as_if_on(GPUS["8.0"]):
         losses, gradients = jax.eval_shape(jax.vmap(loss) if mapped else loss, *shapes)
     assert (losses.shape, gradients.shape, gradients.dtype) == (shapes[1].shape, shapes[0].shape, jnp.bfloat16)
+
+
+needs_triton = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12) or sys.version_info < (3, 12), reason="needs JAX 0.12, which needs Python 3.12"
+)
+
+
+def rows(operation, mode, gpus, part_of_shape="", **more):
+    """Of kernels as tests change them by arguments."""
+    pytest.importorskip("jax_triton")
+    cases = [case for case in compile_table.cases() if case.operation == operation and part_of_shape in case.shape]
+    cases = [dataclasses.replace(case, function=functools.partial(case.function, **more)) for case in cases]
+    return list(compile_table.table(cases, [GPUS[gpu] for gpu in gpus], [mode]))
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize(
+    ("operation", "mode", "gpus", "shape"),
+    [
+        ("log_linear_attention", "bf16", ("8.0", "10.0", "12.0"), "K=128 V=64"),
+        ("log_linear_attention", "f32", ("8.0",), "K=128 V=64"),
+        ("log_linear_attention", "bf16", ("8.0", "8.6"), "K=256"),
+        ("log_linear_attention", "f32", ("8.6",), "K=256"),
+        ("delta", "tf32", ("8.0",), "all levels K=V=64"),
+        ("bucket_scores", "f32", ("8.0",), "K=128"),
+        ("lam_mlp", "tf32", ("8.0",), "L=14"),
+        ("cross_entropy", "bf16", ("8.0", "12.0"), ""),
+    ],
+)
+def test_kernels_fit_and_keep_their_numbers_in_registers(operation, mode, gpus, shape):
+    for row in rows(operation, mode, gpus, shape):
+        assert row.fits, (row.kernel.name, row.gpu, row.needs)
+        assert row.needs.spilled <= compile_table.MOST_SPILLED, (row.kernel.name, row.gpu, row.needs)
+
+
+@pytest.mark.slow
+@needs_triton
+def test_chunks_that_are_asked_for_and_too_large_for_a_gpu_are_cut():
+    for row in rows("log_linear_attention", "bf16", ("8.6",), "K=256", chunk_size=128):
+        assert row.fits, (row.kernel.name, row.needs)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "key_dim", "dtype", "chunk", "expected"),
+    [
+        ("8.6", 256, "bfloat16", 128, 64),
+        ("8.6", 128, "bfloat16", 128, 128),
+        ("8.6", 256, "float32", 64, 32),
+        ("8.0", 256, "bfloat16", 128, 128),
+        ("9.0", 256, "float32", 64, 64),
+    ],
+)
+def test_chunks_fit_shared_memory(gpu, key_dim, dtype, chunk, expected):
+    with as_if_on(GPUS[gpu]):
+        assert Tiles().with_chunk(chunk).in_shared_memory(key_dim, dtype).chunk == expected
+
+
+@given(
+    length=st.integers(1, 1 << 20),
+    key_dim=st.sampled_from([16, 32, 64, 128, 256]),
+    value_dim=st.integers(16, 256),
+    reps=st.integers(1, 50),
+    dtype=st.sampled_from([jnp.float32, jnp.bfloat16]),
+)
+def test_programs_take_whole_heads_or_whole_fractions(length, key_dim, value_dim, reps, dtype):
+    tiles = choose_tiles(length, key_dim, value_dim, dtype)
+    assert 16 <= tiles.chunk <= max(2 * length - 1, 16)
+    value_blocks = -(-value_dim // tiles.value_block)
+    assert tiles.value_block < 2 * value_dim
+    fitted = tiles.fitted(reps * value_blocks, value_blocks, groups=1)
+    launches = [launch for launch in vars(fitted).values() if isinstance(launch, Launch)]
+    assert len(launches) == 7
+    for launch in launches:
+        assert (reps * value_blocks) % launch.heads == 0
+        assert launch.heads % value_blocks == 0 or value_blocks % launch.heads == 0
+
+
+def test_programs_for_hopper_fill_its_multiprocessors():
+    few, many = (HopperTiles().filling(48, 2, length) for length in (2048, 8192))
+    assert (few.chunk_states, few.outputs, few.query_gradients, few.chunk_gradients) == (6, 6, 6, 12)
+    assert (many.chunk_states, many.outputs, many.query_gradients, many.chunk_gradients) == (24, 24, 24, 48)
+    assert many.fitted(48, 1, groups=2) == many
+    alone = HopperTiles().filling(1, 1, 8192).fitted(1, 1, groups=1)
+    assert (alone.outputs, alone.chunk_gradients, alone.state_gradients) == (1, 1, 1)
+    assert HopperTiles().filling(6, 1000, 100_000).outputs == 6  # too many programs to follow
+    tiles = HopperTiles().filling(1, 16, 8192, sequences=2)  # several groups of one head
+    assert tiles.chunk_states == 1
+    for groups in (tiles.outputs, tiles.query_gradients, tiles.chunk_gradients):
+        assert groups > 1 and 16 % groups == 0
+    assert tiles.fitted(1, 1, groups=16) == dataclasses.replace(tiles, state_gradients=1)

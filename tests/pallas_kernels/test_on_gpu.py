@@ -1,5 +1,5 @@
-"""Attention on a GPU, by both backends: long sequences, transformations around it, arrays beyond 2**31 elements, and
-kernels as they are built for an older GPU."""
+"""Attention on a GPU, by both backends: accuracy and races, long sequences, transformations around it, arrays beyond 2**31
+elements, and kernels as they are built for an older GPU."""
 
 import functools
 
@@ -16,31 +16,34 @@ from pallas_kernels.attention.hopper.tiles import choose_hopper_tiles
 from pallas_kernels.attention.tiles import choose_tiles
 from pallas_kernels.common.gpu import GPUS
 from tests.ops.inputs import relative_error, worst_token
-from tests.pallas_kernels.modes import TOLERANCE
-from tests.pallas_kernels.test_fenwick_attention import check_continued, check_segments, inputs_of, output_and_gradients
+from tests.pallas_kernels.modes import DTYPES, TOLERANCE, results
+from tests.pallas_kernels.test_fenwick_attention import ATTENTION, check_continued, check_segments, inputs_of
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(params=["hopper", "triton"])
-def attend(request):
-    """Attention by one backend's kernels."""
-    if request.param == "hopper" and BACKENDS["hopper"].why_not(64, 64, jnp.bfloat16):
-        pytest.skip("no Hopper GPU")
+def tiles_of(request):
+    """Of a shape, whose kernels are those of one backend; None: as chosen, of what Triton compiles."""
 
+    def hopper(length, key_dim, value_dim, dtype=jnp.bfloat16):
+        if BACKENDS["hopper"].why_not(key_dim, value_dim, dtype):
+            pytest.skip("no Hopper GPU, or not for its kernels")
+        return choose_hopper_tiles(length, value_dim)
+
+    if request.param == "hopper":
+        return hopper
+    request.getfixturevalue("no_hopper")
+    return lambda *shape: None
+
+
+@pytest.fixture
+def attend(tiles_of):
     def attention(q, k, v, log_decay, lam):
-        length, value_dim = v.shape[1], v.shape[3]
-        if request.param == "hopper":
-            tiles = choose_hopper_tiles(length, value_dim)
-        else:
-            tiles = choose_tiles(length, q.shape[3], value_dim, q.dtype)
+        tiles = tiles_of(v.shape[1], q.shape[3], v.shape[3], q.dtype)
         return fenwick_attention(q, k, v, log_decay, lam, tiles=tiles)
 
     return attention
-
-
-def runs(function, inputs):
-    return jax.tree.leaves(jax.jit(functools.partial(output_and_gradients, function))(inputs))
 
 
 def same(found, expected, tolerance=0.0):
@@ -48,33 +51,70 @@ def same(found, expected, tolerance=0.0):
         assert relative_error(x, wanted) <= tolerance
 
 
-@pytest.mark.parametrize("length", [16_384, 16_381, 65_601, (1 << 20) - 77])
-def test_long_sequences(attend, length):
-    inputs = inputs_of("bf16", 1, length, 1, 2, 64, 64, min_decay=-0.1)
-    plain = functools.partial(log_linear_attention, implementation="xla")
-    with jax.default_matmul_precision("highest"):
-        expected = runs(plain, [x.astype(jnp.float32) for x in inputs])
-    for x, wanted in zip(runs(attend, inputs), expected, strict=True):
-        assert relative_error(x, wanted) < TOLERANCE["bf16"]
-        assert worst_token(x, wanted) < 5 * TOLERANCE["bf16"]
+SHAPES = {  # batch, length, groups, heads, K, V
+    "odd length": (2, 1531, 1, 8, 128, 64),
+    "a group for each head": (2, 1024, 16, 16, 64, 64),
+    "one head of many": (1, 4099, 1, 1, 64, 64),
+    "recall model": (64, 256, 2, 2, 32, 32),
+    "language model": (1, 2048, 1, 48, 128, 64),
+    "wide": (1, 1100, 8, 8, 128, 128),
+    "largest dims": (1, 700, 2, 4, 256, 256),
+    "wide keys": (1, 700, 1, 4, 256, 16),
+    "wide values": (1, 700, 1, 4, 16, 256),
+    "no powers of two": (3, 515, 2, 6, 80, 96),
+    "many groups": (1, 300, 12, 24, 48, 48),
+}
 
 
-@pytest.mark.parametrize(("dims", "length"), [((33, 33), 2049), ((128, 128), 63), ((33, 128), 129), ((128, 33), 1)])
-def test_dims_at_the_limits(attend, dims, length):
-    inputs = inputs_of("bf16", 2, length, 2, 4, *dims)
+@pytest.mark.parametrize("min_decay", [0.0, -0.1, -50.0])
+@pytest.mark.parametrize("mode", ["bf16", "tf32", "f32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_accuracy_and_races(shape, mode, min_decay, tiles_of):
+    """Twice the same, in memory that was filled with nan before."""
+    _, length, _, _, *dims = SHAPES[shape]
+    tiles, inputs = tiles_of(length, *dims, DTYPES[mode]), inputs_of(mode, *SHAPES[shape], min_decay=min_decay)
+    runs = []
+    for _ in range(2):
+        poison = [jnp.full((1 << 28,), jnp.nan) for _ in range(4)]
+        jax.block_until_ready(poison)
+        del poison
+        runs.append(ATTENTION.check(mode, SHAPES[shape], inputs, tiles=tiles))
+    for first, second in zip(*runs, strict=True):
+        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+@pytest.mark.usefixtures("no_hopper")
+@pytest.mark.parametrize(
+    ("mode", "chunk_size"), [*(("bf16", 1 << i) for i in range(4, 8)), *(("f32", 1 << i) for i in (4, 5, 6))]
+)
+def test_every_chunk_size(mode, chunk_size):
+    ATTENTION.check(mode, (1, 1000, 1, 4, 64, 32), chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize(
+    ("dims", "length"),
+    [
+        *(((64, 64), length) for length in (16_384, 16_381, 65_601, (1 << 20) - 77)),
+        *(((33, 33), 2049), ((128, 128), 63), ((33, 128), 129), ((128, 33), 1)),
+    ],
+)
+def test_long_sequences_and_dims_at_the_limits(attend, dims, length):
+    many = length > 10_000
+    inputs = inputs_of("bf16", *((1, length, 1, 2) if many else (2, length, 2, 4)), *dims, min_decay=-0.1)
     plain = functools.partial(log_linear_attention, implementation="xla")
     with jax.default_matmul_precision("highest"):
-        expected = runs(plain, [x.astype(jnp.float32) for x in inputs])
-    for x, wanted in zip(runs(attend, inputs), expected, strict=True):
+        expected = results(plain, [x.astype(jnp.float32) for x in inputs])
+    for x, wanted in zip(results(attend, inputs), expected, strict=True):
         assert relative_error(x, wanted) < TOLERANCE["bf16"] or not np.any(wanted)
+        assert not many or worst_token(x, wanted) < 5 * TOLERANCE["bf16"]
 
 
 def test_transformations(attend):
     """Rematerialised, in a scan, in shard_map with checked axes, and mapped twice: each the plain one's bits."""
     seeds = [inputs_of("bf16", 1, 1100, 1, 4, 128, 64, seed=seed) for seed in range(4)]
     stacked = [jnp.stack(x) for x in zip(*seeds, strict=True)]
-    expected = [runs(attend, inputs) for inputs in seeds]
-    same(runs(jax.checkpoint(attend), seeds[0]), expected[0])
+    expected = [results(attend, inputs) for inputs in seeds]
+    same(results(jax.checkpoint(attend), seeds[0]), expected[0])
 
     def one_after_another(*inputs):
         return jax.lax.scan(lambda carry, x: (carry, attend(*x)), 0, inputs)[1]
@@ -88,7 +128,7 @@ def test_transformations(attend):
         out = jax.vmap(jax.vmap(attend))(*(x.reshape(2, 2, *x.shape[1:]) for x in inputs))
         return out.reshape(4, *out.shape[2:])
 
-    cotangent = output_and_gradients(attend, seeds[0])[0]
+    cotangent = attend(*seeds[0])
     for function in (one_after_another, shared, twice):
         out, pull = jax.jit(lambda *x, function=function: jax.vjp(function, *x))(*stacked)
         gradients = jax.jit(lambda pull, d: pull(d))(pull, jnp.stack([cotangent] * 4))
@@ -115,12 +155,9 @@ def test_arrays_beyond_2_to_the_31_elements(attend):
     same([gradient(many[2], many)[:, :, heads - 2 :]], [gradient(inputs[2], inputs)], 4e-3)
 
 
-@pytest.mark.parametrize("backend", ["hopper", "triton"])
-def test_what_came_before_and_segments(backend):
-    if backend == "hopper" and BACKENDS["hopper"].why_not(128, 64, jnp.bfloat16):
-        pytest.skip("no Hopper GPU")
+def test_what_came_before_and_segments(tiles_of):
     length = 1900
-    tiles = choose_hopper_tiles(length, 64) if backend == "hopper" else choose_tiles(length, 128, 64, jnp.bfloat16)
+    tiles = tiles_of(length, 128, 64) or choose_tiles(length, 128, 64, jnp.bfloat16)
     inside = num_levels(tiles.chunk)
     check_continued("bf16", (2, length, 1, 6, 128, 64), 5, 15, inside, tiles=tiles)
     starts = np.random.default_rng(0).random((1, length)) < 0.01
