@@ -125,7 +125,7 @@ def levels_table(shares: Mapping[str, Float[np.ndarray, " L"]]) -> Table:
     for task, of_task in shares.items():
         padded = np.pad(of_task, (0, max(held) + 1))
         found = {n: Cell(percent(padded[n], 1) if padded[n] else "–", share=float(padded[n])) for n in held}
-        rows.append({"task": Cell(task, task=task)} | {f"level {n}": cell for n, cell in found.items()})
+        rows.append({"task": task} | {f"level {n}": cell for n, cell in found.items()})
     note = (
         "Share of the answers at each Fenwick level, seen from their queries; other levels have none. Level ℓ ≥ 1 is a "
         "bucket of 2^(ℓ−1) tokens."

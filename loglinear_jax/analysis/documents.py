@@ -30,7 +30,7 @@ def measure_table(measure: Measure, subject: str) -> Table:
     digits, rows = DIGITS[measure.unit], []
     for group in np.flatnonzero(measure.counts.any(axis=0)):
         counts = measure.counts[:, group]
-        row: dict[str, str] = {measure.by: Cell(measure.groups[group], group=measure.groups[group])}
+        row: dict[str, str] = {measure.by: measure.groups[group]}
         row["documents"] = Cell(f"{(counts > 0).sum():,}", documents=int((counts > 0).sum()))
         row["scored"] = Cell(f"{counts.sum():,}", scored=int(counts.sum()))
         for model in measure.sums:

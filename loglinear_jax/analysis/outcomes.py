@@ -66,12 +66,12 @@ def outcomes(run: Run) -> Table:
     variants, rows = on_one_set(run.outcomes), []
     published = {variant: paper.result(run.config, variant) for variant in variants}
     for variant, outcome in variants.items():
-        numbers = {k: v for k, v in outcome.to_json().items() if not isinstance(v, (dict, list))}
-        numbers |= {"num_seeds": len(outcome.seeds), "shown": outcome.shown_as, "diverged": outcome.num_diverged}
+        numbers = {k: v for k, v in outcome.to_json().items() if not isinstance(v, (dict, list, str))}
+        numbers.pop("share_converged", None)  # a cell of its own has it
         for name, losses in (("perplexity", outcome.best_loss), ("test_perplexity", _tested(outcome))):
             if not outcome.score.thresholds and len(values := cells.finite(np.exp(cells.finite(losses)))):
                 numbers |= {f"num_{name}": len(values), f"mean_{name}": float(values.mean())}
-        named = Cell(variant, run=run.name, variant=variant, **numbers, the_paper=published[variant])
+        named = Cell(variant, run=run.name, variant=variant, **numbers)
         row = {"variant": named, "seeds": cells.num_seeds(outcome)} | outcome_columns(outcome)
         row |= {"diverged": str(outcome.num_diverged)} if any(o.num_diverged for o in variants.values()) else {}
         rows.append(row | ({"the paper": published[variant] or "–"} if any(published.values()) else {}))
@@ -93,7 +93,7 @@ def parts(run: Run) -> Table | None:
         of_parts = outcome.test_accuracy_of_parts or {}
         found = {part: cells.with_interval(*mean_interval(100 * cells.finite(x))) for part, x in of_parts.items()}
         if found:
-            rows.append({"variant": Cell(variant, variant=variant), "seeds": cells.num_seeds(outcome)} | found)
+            rows.append({"variant": variant, "seeds": cells.num_seeds(outcome)} | found)
     note = "Test accuracy in %, mean over seeds [95 % interval by bootstrap], with the parameters chosen in validation."
     return Table("test accuracy on each part of the test", rows, note, describe_run(run)) if rows else None
 
@@ -113,7 +113,7 @@ def differences(run: Run) -> Table | None:
     for name_a, name_b in pairs:
         a, b = variants[name_a], variants[name_b]
         values = np.array([a.shown, b.shown])
-        row = {"A": Cell(name_a, A=name_a), "B": Cell(name_b, B=name_b)}
+        row = {"A": name_a, "B": name_b}
         values = values[:, there := np.isfinite(values).all(0)]
         row["seeds"] = Cell(cells.num_finite(np.where(there, 0, np.nan)), seeds=len(values[0]))
         for threshold in score.thresholds:
@@ -202,9 +202,7 @@ def _against_axis(runs: list[Run], changes: str) -> Table | None:
     outcomes = on_one_set({place: run.outcomes[place[0]] for place, run in places.items()})
     rows, by_length = [], field == "seq_len"
     for variant in dict.fromkeys(variant for variant, _ in places):
-        ours, theirs, shares = (
-            {"variant": Cell(variant, variant=variant), "": x} for x in (MEANS, "the paper", SHARES)
-        )
+        ours, theirs, shares = ({"variant": variant, "": x} for x in (MEANS, "the paper", SHARES))
         for value in (value for value in columns if (variant, value) in places):
             outcome, name = outcomes[variant, value], f"{shown}={value}"
             theirs[name] = paper.result(places[variant, value].config, variant) or "–"
@@ -297,7 +295,7 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
         every = sorted((one for sizes in several.values() for one in sizes.values()), key=lambda one: one[:2])
         rows = []
         for variant, sizes in several.items():
-            row = {"variant": Cell(variant, variant=variant)} | {states: "–" for _, states, _ in every}
+            row = {"variant": variant} | {states: "–" for _, states, _ in every}
             for numbers_kept, states, best in sizes.values():
                 cell = cells.with_interval(*best[2:])
                 numbers = {"numbers_kept": numbers_kept, "num_seeds": len(best.shown), **cell.numbers}

@@ -188,7 +188,7 @@ def every_rate(run: Run) -> Table | None:
     for variant, at in ((variant, at) for variant, group in variants.items() for at in group):
         rate = {"learning_rate": at.learning_rate, "weight_decay": at.weight_decay}
         name = name_of(at, several_decays(variants.values()))
-        row = {"variant": Cell(variant, variant=variant), "rate": Cell(name, **rate)}
+        row = {"variant": variant, "rate": Cell(name, **rate)}
         row["seeds"] = cells.num_seeds(at.outcome)
         row[MEAN] = cells.mean_with_interval(cells.finite(at.outcome.shown))
         if run.task.score.thresholds:
@@ -210,7 +210,7 @@ def best_rates_table(run: Run) -> Table | None:
             for prefix, rate in (("", rates[0]), ("other_", rates[-1]))
             for name in ("learning_rate", "weight_decay")
         }
-        row = {"variant": Cell(variant, variant=variant), "seeds": cells.num_finite(shown)}
+        row = {"variant": variant, "seeds": cells.num_finite(shown)}
         row["best rate"] = Cell(name_of(rates, several_decays(variants.values())), **numbers)
         row["mean at it [95 % interval]"] = cells.with_interval(*interval)
         if score.thresholds:
@@ -239,8 +239,7 @@ def differences_at_best_rates(run: Run) -> Table | None:
     what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
     for a, b in itertools.combinations(variants, 2):
         *difference, p = difference_at_best_rates(score, variants[a], variants[b])
-        names = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
-        row = {name: Cell(text, **{name: text}) for name, text in names.items()}
+        row = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
         row[f"{what} [95 % interval]"] = cells.with_interval(*difference, digits=2, sign="+", name="mean_difference")
         rows.append(row | {"p": Cell(cells.short_p(p, 2), p=p)})
     note = (

@@ -56,17 +56,14 @@ class Table:
 
     @property
     def raw(self) -> list[dict[str, Any]]:
-        """The rows of the CSV: the numbers of each row's cells, with the column where several have one of that name; of a
-        row without numbers its cells.
-        """
+        """The rows of the CSV: each row's cells, or the numbers behind them, with the column where several have one name."""
         if self.long is not None:
             return self.long
         found = []
         for row in self.rows:
-            numbers = [(column, *item) for column, cell in row.items() for item in getattr(cell, "numbers", {}).items()]
-            times = Counter(name for _, name, _ in numbers)
-            named = {(name if times[name] == 1 else f"{column}: {name}"): x for column, name, x in numbers}
-            found.append(named or row)
+            cells = [(c, *item) for c, cell in row.items() for item in getattr(cell, "numbers", {c: cell}).items()]
+            times = Counter(name for _, name, _ in cells)
+            found.append({(name if times[name] == 1 else f"{column}: {name}"): x for column, name, x in cells})
         return found
 
     def text(self, style: str) -> str:
