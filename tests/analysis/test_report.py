@@ -58,26 +58,13 @@ def test_everything_is_drawn_and_shown(report):
     assert "Left out" not in report.html and "python run.py" in report.html
 
 
-def test_accuracies_are_of_the_test_if_every_variant_has_one(tmp_path):
-    best, test = {"linear": [0.99, 0.5], "rope": [0.9, 0.8]}, {"linear": [0.98, 0.4], "rope": [0.7, 0.6]}
-    tests = (test, {"linear": test["linear"]}, test)
-    tested, half, unfinished = (made_run(tmp_path, accuracies=best, test=t, num_seeds=2) for t in tests)
-    del unfinished.outcomes["rope"]
-
-    def accuracy(run, which="best"):
-        return Context([run], None, Choices(which=which)).accuracy(run, made_variant(run, "linear"))
-
-    assert accuracy(tested) == ({0: 0.98, 1: 0.4}, "test accuracy")
-    assert accuracy(half) == accuracy(unfinished) == ({0: 0.99, 1: 0.5}, "best validation accuracy")
-    assert accuracy(tested, "last")[1] == "last validation accuracy"
-
-
 def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
     run = made_run(tmp_path, accuracies={"linear": [0.1] * 4})
     text = made_run(tmp_path, task="text").task
     of_seeds = np.array([1.0, np.finfo(np.float32).max, np.inf, 2.0])  # as checkpoints have it, also earlier ones
     trained = dataclasses.replace(made_variant(run, "linear"), best_loss=of_seeds, task=text)
     context = Context([run], None, Choices())
+    assert context.accuracy(run, trained) == (dict.fromkeys(range(4), 0.1), "best validation accuracy")
     assert context.averaged_seeds(trained) == [0, 3]
     assert context.describe_seed(trained, 0) == "seed 0, validation perplexity 2.7"
     assert context.describe_seed(trained, 1) == "seed 1, no validation perplexity"

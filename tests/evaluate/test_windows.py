@@ -1,5 +1,7 @@
 """Losses of long windows in parts against the full forward pass."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,11 @@ from loglinear_jax.settings import SettingError
 WINDOWS = np.random.default_rng(0).integers(0, 23, (5, 30))
 
 
+SETTINGS = LanguageSettings(23, 32, hidden=16, layers=1, heads=2, head_dim=8, key_dim=16, dtype="float32")
+
+
 def build(**settings):
-    sizes = dict(hidden=16, layers=1, heads=2, head_dim=8, key_dim=16)
-    model = LanguageModel(LanguageSettings(23, 32, **sizes, dtype="float32", **settings))
+    model = LanguageModel(dataclasses.replace(SETTINGS, **settings))
     params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(WINDOWS))
     return model, jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), params)
 
@@ -53,7 +57,7 @@ def test_levels_of_lam_can_be_extended():
     np.testing.assert_allclose(losses[:, :32], window_losses(model, params, long[:, :33]), rtol=1e-5)
     assert losses.shape == (2, 100) and extended.settings.longest is None and extended.settings.lam_levels == 6
     assert LanguageModel(extended.settings.extended()) == extended
-    content = build(lam="content")[0].settings
+    content = dataclasses.replace(SETTINGS, lam="content")
     assert content.extended() == content
 
 

@@ -113,3 +113,10 @@ def test_half_of_the_rates_are_trained_at_a_time_where_memory_runs_out(tmp_path,
     short = "--config.train.num_steps=10"
     assert training.run(config(RATES, short), tmp_path).summary.variants.keys() == set(VARIANTS)
     assert sizes == [2, 1, 1]
+
+
+def test_a_members_rows_of_what_was_tested():
+    found = {"test_loss": [1.0, 2.0, 3.0, 4.0], "predicts": "next", "parts": {"b": [1, 2, 3, 4], "a": [5, 6, 7, 8]}}
+    rows = loop.of_rows(found, slice(2, 4))
+    assert rows == {"test_loss": [3.0, 4.0], "predicts": "next", "parts": {"b": [3, 4], "a": [7, 8]}}
+    assert list(rows["parts"]) == ["b", "a"]  # the order of a table's columns

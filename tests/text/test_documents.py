@@ -1,6 +1,5 @@
 import itertools
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -66,17 +65,6 @@ def test_tokens_are_those_of_the_whole_document(folder, tmp_path, monkeypatch):
     corpus = opened(folder, tmp_path, tokenizer=str(tmp_path / "own.json"))
     last = DOCUMENTS["train"][-1]
     assert corpus.train[corpus.starts["train"][2] + 1 : -1].tolist() == tokenizer.encode(last).ids
-
-
-def test_tokens_are_made_once(folder, tmp_path):
-    first = opened(folder, tmp_path)
-    made = first.train.filename.parent
-    before = made.stat().st_mtime_ns
-    assert opened(folder, tmp_path).train.filename.parent == made and made.stat().st_mtime_ns == before
-    other = tmp_path / "more"
-    shutil.copytree(folder, other)
-    write_jsonl(other / "train.jsonl" if (other / "train.jsonl").exists() else other / "train" / "z.jsonl", ["New."])
-    assert opened(other, tmp_path).train.filename.parent != made
 
 
 def test_documents_without_splits_are_split_by_their_text(tmp_path):

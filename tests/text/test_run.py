@@ -1,6 +1,7 @@
 """Language-model runs as a user starts them: resumed, over devices and processes, read back, and made to speak."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -17,11 +18,13 @@ import pytest
 from loglinear_jax.analysis import load_run
 from loglinear_jax.commands.main import main
 from loglinear_jax.config import ConfigError, build, language_config, read_config, variant_names
+from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.hub import load_model
 from loglinear_jax.losses import token_losses
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.runs import training
+from loglinear_jax.runs import loop, training
 from loglinear_jax.runs.folders import read_lines
+from loglinear_jax.train import ManySeeds, device_mesh
 from tests.text.conftest import make_text
 
 ROOT = Path(__file__).parents[2]
@@ -111,23 +114,30 @@ def test_going_on_is_exact_to_the_batch(run, corpus, tmp_path):
     process.terminate()
     process.communicate(timeout=240)
     assert not (again / "summary.json").exists()
-    finish(start(again, *corpus, devices=4))
+    training.run(read_config_arguments([*SMALL, *corpus]).config, again)
     np.testing.assert_array_equal(curves(again), curves(workdir))
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_over_other_devices(run, corpus, tmp_path):
-    """Eight devices, two along each of the axes seed, fsdp and sequence; from step 4 on, one."""
-    workdir, *_ = run
-    again = tmp_path / "again"
+def test_a_run_goes_on_over_other_devices(run, corpus, tmp_path, monkeypatch):
+    """Four devices, two along each of the axes fsdp and sequence; from step 4 on, one."""
     over = "--config.train.fsdp_devices=2", "--config.train.sequence_devices=2"
-    process = start(again, *corpus, *over, devices=8)
-    shown = next(line for line in process.stderr if "device(s)" in line)
-    next(line for line in process.stderr if "mlp_softplus:   0%" in line)
-    process.terminate()
-    assert process.wait(240) == 130 and "2 seed(s) on 8 device(s)" in shown
-    finish(start(again, *corpus))
-    np.testing.assert_allclose(curves(again), curves(workdir), rtol=1e-5)
+    evaluate, meshes = ManySeeds.evaluate_and_record, []
+
+    def dies_at_step_8(many, *args):
+        meshes.append(tuple(many.mesh.shape.values()))
+        if len(meshes) == 2:
+            raise RuntimeError("killed")
+        return evaluate(many, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ManySeeds, "evaluate_and_record", dies_at_step_8)
+        with pytest.raises(RuntimeError, match="killed"):
+            training.run(read_config_arguments([*SMALL, *corpus, *over]).config, tmp_path)
+    assert set(meshes) == {(1, 1, 2, 2)}
+    monkeypatch.setattr(loop, "device_mesh", functools.partial(device_mesh, devices=jax.devices()[:1]))
+    training.run(read_config_arguments([*SMALL, *corpus]).config, tmp_path)
+    np.testing.assert_allclose(curves(tmp_path), curves(run[0]), rtol=1e-5)
 
 
 @pytest.mark.slow
