@@ -63,7 +63,8 @@ def levels_of_answers(
 
     Args:
         task: whose `sources` say where the answers are.
-        tokens, targets: sequences of the task; a target is -1 where nothing is scored.
+        tokens: sequences of the task.
+        targets: their targets, -1 where nothing is scored.
 
     Returns:
         The levels, -1 where nothing is scored; None for a task that does not say where its answers are.

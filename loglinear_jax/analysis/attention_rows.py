@@ -61,7 +61,9 @@ def attention_row(
         trained: the variant.
         seed: whose parameters are taken.
         tokens: the sequence.
-        layer, head, position: from 0, or from the end if negative.
+        layer: from 0, or from the end if negative.
+        head: likewise.
+        position: likewise; the token's place in the sequence.
         which: parameters at the seed's best evaluation, or at the end.
 
     Raises:
@@ -86,7 +88,8 @@ def row_of_values(
     Args:
         values: of the layer, by name.
         settings: of the model.
-        head, position: of the row, from 0.
+        head: from 0.
+        position: of the token, from 0.
         sequence: which of the sequences the row is in.
     """
     group, past = head // (settings.heads // settings.groups), slice(position + 1)
