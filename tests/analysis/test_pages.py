@@ -1,5 +1,6 @@
 """That the pages say what the runs hold, and that a page that does not is found."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,21 @@ def test_what_disagrees_is_named_with_the_first_difference(folder, file, old, ne
     replace(folder / file, old, new)
     [problem] = Pages(folder).check()
     assert found in problem
+
+
+def test_accuracies_are_of_one_set_in_each_table(folder):
+    """Where every accuracy of one run is half as large on its test set, and the other run has no test."""
+    path = folder / RUNS / "copy-seq1024.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    for outcome in summary["variants"].values():
+        outcome["test_accuracy"] = [x / 2 for x in outcome["best_accuracy"]]
+    path.write_text(json.dumps(summary), encoding="utf-8")
+    for runs, shown in (("copy-seq1024", "| 46.9 ± 0.5 "), ("copy*1024", "| 93.7 ± 1.0 ")):
+        replace(folder / "results/tables.toml", '"copy-seq1024"', f'"{runs}"')
+        Pages(folder).write()
+        text = (folder / "page.md").read_text(encoding="utf-8")
+        where = "on each seed's test set" if runs == "copy-seq1024" else "each seed's best in validation."
+        assert shown in text and f"Accuracy: {where}" in text
 
 
 def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
