@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loglinear_jax.generate import _advance_by_block, _start, generate, sample, stream, tokens_at_a_time
+from loglinear_jax.generate import _advance_by_block, _start, generate, sample, stream
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.settings import SettingError
 
@@ -69,12 +69,6 @@ def test_prompts_of_different_lengths_go_on_as_alone(settings, monkeypatch):
         np.testing.assert_array_equal(generate(model, params, prompt[None], 8, temperature=0)[0], tokens)
 
 
-def test_softmax_attention_takes_fewer_tokens_at_a_time_the_more_it_scores():
-    softmax = dataclasses.replace(SETTINGS, mixer="softmax", heads=4)
-    assert [tokens_at_a_time(softmax, 1 << size) for size in (8, 16, 20, 29)] == [1 << 15, 1 << 10, 1 << 6, 1]
-    assert tokens_at_a_time(SETTINGS, 1 << 20) == 1 << 15
-
-
 def test_what_is_compiled_serves_the_next_call(params):
     first = generate(MODEL, params, PROMPT, 12, seed=3)
     compiled = _start._cache_size(), _advance_by_block._cache_size()
@@ -114,7 +108,7 @@ def test_a_sequence_stops_at_one_of_some_tokens_and_the_other_goes_on(params):
         assert tokens.shape[1] == min(max(ends) + 1, 20)
 
 
-@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 3.0}, {"temperature": 3.0, "top_k": 4}])
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 3.0, "top_k": 4}])
 def test_only_ids_of_the_tokenizer_are_taken(params, how):
     assert generate(MODEL, params, PROMPT, 20, **how).max() >= 5
     assert generate(MODEL, params, PROMPT, 20, num_ids=5, **how).max() < 5
