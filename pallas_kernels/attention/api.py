@@ -223,27 +223,28 @@ def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int |
 @functools.cache
 def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exchange: Callable):
     """As `_differentiable` of q, k, v, log_decay, lam, own and over, to o. Between the states and those that read them there is
-    the exchange, and so there is between the gradients of what is read and those of the states."""
+    the exchange, and so there is between the gradients of what is read and those of the states. A piece is a whole tree, whose
+    root is what it leaves."""
     last_chunk = sizes.num_chunks - 1 if sizes.heights else None
 
     def folded(way, **more):
         return fold_mapped_axes(_varying(functools.partial(way, sizes=sizes, tiles=tiles, **more)), False)
 
     nodes, of_reads = folded(_nodes, last_chunk=last_chunk), folded(_state_gradients)
-    of_nodes = folded(_backward, last_chunk=last_chunk, piece=True)
+    of_nodes = folded(_backward, last_chunk=None, piece=True)
     reads, reads_and_keep = (folded(_outputs, keep=keep) for keep in (False, True))
 
-    def past(end, own, over):
-        if end is not None:
-            root = jnp.sum(_states_outside(end, sizes, tiles), axis=2)
-            own += root[..., : own.shape[-2], : own.shape[-1]]
-        initial, occupied = exchange(own, over)
-        return _states_inside(initial, sizes, tiles), jnp.broadcast_to(occupied, own.shape[:1])
+    def past(root, over):
+        initial, occupied = exchange(root, over)
+        return _states_inside(initial, sizes, tiles), jnp.broadcast_to(occupied, root.shape[:1])
 
     def forward(reads, q, k, v, log_decay, lam, own, over):
         decay, since, *states = nodes(k, v, log_decay)
-        end = states.pop() if sizes.heights else None
-        initial, pull, above = jax.vjp(past, end, own, over, has_aux=True)
+        root = own
+        if sizes.heights:
+            end = jnp.sum(_states_outside(states.pop(), sizes, tiles), axis=2)
+            root += end[..., : own.shape[-2], : own.shape[-1]]
+        initial, pull, above = jax.vjp(past, root, over, has_aux=True)
         out, *weight = reads(q, k, v, lam, decay, since, initial, above, *states)
         return out, ((q, k, v, log_decay, lam), pull, (initial, above), (decay, since, *weight, *states))
 
@@ -255,10 +256,12 @@ def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exc
         inputs, pull, (initial, above), kept = residuals
         q, lam, weight = inputs[0], inputs[4], kept[2]
         *gradients, of_initial = of_reads(q, do.astype(q.dtype), lam, weight, above)
-        d_end, d_own, d_over = pull(of_initial.astype(initial.dtype))
-        ends = [] if d_end is None else [d_end]
-        found = of_nodes(do, *ends, *inputs, initial, above, *kept, *gradients)
-        return *found, d_own, d_over
+        d_root, d_over = pull(of_initial.astype(initial.dtype))
+        if not sizes.heights:
+            return *of_nodes(do, *inputs, initial, above, *kept), d_root, d_over
+        # It goes down the tree to each chunk, the last one too.
+        d_root = _states_inside(d_root[:, :, None], sizes, tiles)
+        return *of_nodes(do, *inputs, initial, above, *kept, *gradients, d_root), None, d_over
 
     apply.defvjp(functools.partial(forward, reads_and_keep), apply_backward)
     return apply
@@ -375,7 +378,7 @@ def _backward(
 ):  # fmt: skip
     """operands: cotangents of o, and of the states at the end; then those of `_forward`, then what it kept.
 
-    piece: the states at the end are those of the tree alone, and the last operand is what `_state_gradients` found of these.
+    piece: where there is a tree, the last operands are what `_state_gradients` found of it, and the gradient of its root.
     """
     operands = iter(operands)
     do, d_end = next(operands), None if last_chunk is None else next(operands)
@@ -394,17 +397,16 @@ def _backward(
             return x
         return jnp.sum(x.reshape(x.shape[0], sizes.heads, sizes.value_blocks, *x.shape[2:]), axis=2)
 
-    gradients = of_initial = read = of_chunks = end = None
+    gradients = of_initial = read = of_chunks = end = d_root = None
     if sizes.read_heights:
         chunk_decay = chunk_decay_of(decay, sizes)
         _, since_vjp = jax.vjp(functools.partial(since_start, sizes=sizes), chunk_decay)
         if d_end is not None:
-            before = (None, None) if piece else (initial, above)
-            end = _states_at_end(states, *before, since, chunk_decay, sizes, last_chunk)
+            end = _states_at_end(states, initial, above, since, chunk_decay, sizes, last_chunk)
             ends = end.shape[2]
             d_states = d_end * _decay_to_end(since, chunk_decay, sizes, last_chunk)[:, :, :ends]
         if piece:
-            gradients = next(operands, None)
+            gradients, d_root = next(operands, None), next(operands, None)
         else:
             gradients, of_initial = scan.state_gradients(q, do, weight, above, sizes, tiles)
     if sizes.heights:
@@ -414,7 +416,7 @@ def _backward(
             height = np.array([nodes.index(node) if node in nodes else -1 for node in range(sizes.num_chunks)])
             added = jnp.where((height >= 0)[:, None, None], jnp.take(d_states, np.maximum(height, 0), axis=2), 0.0)
             gradients += added.astype(gradients.dtype)
-        gradients, d_merge = _chunk_gradients(gradients, states, chunk_decay, sizes, tiles)
+        gradients, d_merge = _chunk_gradients(gradients, d_root, states, chunk_decay, sizes, tiles)
     dq, dk, dv, dlam, of_queries, of_keys = scan.chunk_gradients(q, k, v, do, decay, lam, gradients, sizes, tiles)
     if sizes.read_heights:
         dq, read, of_reads = scan.query_gradients(q, do, weight, states, initial, above, dq, sizes, tiles)
@@ -452,13 +454,13 @@ def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | Hopp
     return states
 
 
-def _chunk_gradients(state_gradients, states, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
-    """Top-down: (the gradient of every chunk's own state; d_merge [B, R, N], at e that of the log decay of any chunk
+def _chunk_gradients(state_gradients, d_root, states, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
+    """Top-down, from the gradient of the root [B, R, 1, ...], 0 if that is None: (the gradient of every chunk's own state; d_merge [B, R, N], at e that of the log decay of any chunk
     which state[e] passes on its way up)."""
     stages = [1]
     while stages[-1] * tiles.radix < sizes.num_chunks:
         stages.append(stages[-1] * tiles.radix)
-    above = d_merge = None
+    above, d_merge = d_root, None
     for size in reversed(stages):
         radix = min(tiles.radix, 1 << tree_heights(-(-sizes.num_chunks // size)))
         node_decay = _node_decay(chunk_decay, size)
