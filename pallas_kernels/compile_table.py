@@ -152,6 +152,10 @@ def _step_cases() -> Iterator[Case]:
         )
 
 
+def _conv_of_packs(x, kernel, bias):
+    return pallas_kernels.causal_conv(x, kernel, bias, jnp.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2]) % 3)
+
+
 def _pointwise_cases() -> Iterator[Case]:
     length, heads, levels = 1024, 8, 14
     low, high = ("bf16", "tf32"), ("tf32", "f32")
@@ -161,6 +165,7 @@ def _pointwise_cases() -> Iterator[Case]:
             return array(2, length, 256, dtype=dtype), array(width, 256), array(256)
 
         yield Case("causal_conv", f"W={width} C=256", pallas_kernels.causal_conv, convolved, low)
+        yield Case("causal_conv", f"packed W={width} C=256", _conv_of_packs, convolved, low)
     gates = lambda dtype: [array(2, length, 256, dtype=dtype)] * 2  # noqa: E731
     yield Case("swiglu", "F=256", pallas_kernels.swiglu, gates, low)
     for levels, hidden in ((9, 64), (14, 64), (31, 128)):

@@ -24,7 +24,7 @@ class CausalConv(nn.Module):
     what is not of the last one's segment).
 
     implementation: that of the attention beside it. "pallas" takes a kernel, and None does on a GPU. With any other, where
-    there are tokens before or several segments, or where the kernel cannot run, it is plain JAX.
+    there are tokens before, or where the kernel cannot run, it is plain JAX.
 
     axis_name: that of `log_linear_attention`, for one piece of a sequence. Each device sends its last width - 1 inputs to the
     next one. The window that is returned is the piece's.
@@ -50,7 +50,7 @@ class CausalConv(nn.Module):
         uniform = lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)  # noqa: E731
         kernel = self.param("kernel", uniform, (self.width, channels), self.param_dtype)
         bias = self.param("bias", uniform, (channels,), self.param_dtype) if self.use_bias else jnp.zeros((channels,))
-        by_kernel = segment_ids is None and window is None
+        by_kernel = window is None
         by_kernel &= pallas_kernels.KERNELS["causal_conv"].is_chosen(self.implementation, self.width, x.dtype)
         axis_name = None if self.is_initializing() else self.axis_name  # parameters are made outside of shard_map
         if axis_name is None:
@@ -58,15 +58,20 @@ class CausalConv(nn.Module):
         else:
             starts = starts_in_piece(segment_ids, axis_name)
             window = self._window_of_piece_before(x, window, starts, axis_name)
-        if by_kernel:
-            y = pallas_kernels.causal_conv(x, kernel, bias)
-            if window is None:
-                return y, _last(jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype), x)
-            first, _ = _convolve(x[:, : self.width - 1].astype(jnp.float32), window, kernel, bias)
-            return y.at[:, : self.width - 1].set(first.astype(y.dtype)), x[:, length - self.width + 1 :]
+        before = self.width - 1
         if window is None:
-            window = jnp.zeros((x.shape[0], self.width - 1, channels), x.dtype)
-        return _convolve(x, window, kernel, bias, starts)
+            window = jnp.zeros((x.shape[0], before, channels), x.dtype)
+        if not by_kernel:
+            return _convolve(x, window, kernel, bias, starts)
+        own = None
+        if starts is not None:
+            own = jnp.minimum(jnp.arange(length) - jnp.maximum(beginnings_in_rows(starts), 0), before)
+        y = pallas_kernels.causal_conv(x, kernel, bias, own)
+        if axis_name is not None:
+            of_first = None if starts is None else starts[:, :before]
+            first, _ = _convolve(x[:, :before].astype(jnp.float32), window, kernel, bias, of_first)
+            y = y.at[:, :before].set(first.astype(y.dtype))
+        return y, _window_after(jnp.concatenate([window.astype(x.dtype), x], axis=1), self.width, starts)
 
     def _window_of_piece_before(
         self, x: Float[Array, "B T C"], window: Any, starts: Bool[Array, "B T"] | None, axis_name: str
@@ -116,9 +121,3 @@ def _of_segment(
     if begin is None:
         return inputs
     return jnp.where(((begin < 0) | (begin <= place))[:, :, None], inputs, 0)
-
-
-def _last(window: Float[Array, "B W C"], inputs: Float[Array, "B T C"]) -> Float[Array, "B W C"]:
-    """The window after these inputs."""
-    kept = min(inputs.shape[1], window.shape[1])
-    return jnp.concatenate([window[:, kept:], inputs[:, inputs.shape[1] - kept :]], axis=1)

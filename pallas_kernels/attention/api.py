@@ -455,8 +455,11 @@ def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | Hopp
 
 
 def _chunk_gradients(state_gradients, d_root, states, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
-    """Top-down, from the gradient of the root [B, R, 1, ...], 0 if that is None: (the gradient of every chunk's own state; d_merge [B, R, N], at e that of the log decay of any chunk
-    which state[e] passes on its way up)."""
+    """Top-down, from the gradient of the root [B, R, 1, ...], 0 if that is None.
+
+    Returns (the gradient of every chunk's own state; d_merge [B, R, N], at e that of the log decay of any chunk which state[e]
+    passes on its way up).
+    """
     stages = [1]
     while stages[-1] * tiles.radix < sizes.num_chunks:
         stages.append(stages[-1] * tiles.radix)

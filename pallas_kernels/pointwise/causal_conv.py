@@ -5,6 +5,7 @@ Names and shapes inside: S independent convolutions (mapped axes), B sequences, 
 
   x, y      [S, B, T, C]
   weights   [S, W + 1, C] float32; row W holds the bias
+  own       [S, B, T] int32, where there are segments: how many tokens before each are of its segment, up to W - 1
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.common.launch import call, with_gradient
 from pallas_kernels.common.support import interpreting, triton
@@ -49,12 +50,17 @@ class ConvSizes:
 
 
 def causal_conv(
-    x: Float[Array, "B T C"], kernel: Float[Array, "W C"], bias: Float[Array, " C"]
+    x: Float[Array, "B T C"],
+    kernel: Float[Array, "W C"],
+    bias: Float[Array, " C"],
+    own: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T C"]:
     """silu(bias + Σ_j kernel[j] · x[t - W + 1 + j]) for each channel of x, computed in float32; zeros before the first token.
 
     Args:
       x: [B, T, C], float32 or bfloat16. kernel: [W, C]. bias: [C].
+      own: [B, T] int32, of packed documents: how many tokens before each are of its document, W - 1 for more. Further ones
+        are zeros to it. None for one document.
 
     Returns [B, T, C] in x's dtype. Differentiable in reverse mode, and batched by vmap, to any depth.
 
@@ -64,7 +70,8 @@ def causal_conv(
     CAUSAL_CONV.require(width, x.dtype)
     sizes = ConvSizes(length=x.shape[1], channels=channels, width=width, interpret=interpreting())
     weights = jnp.concatenate([kernel, bias[None]]).astype(jnp.float32)
-    return _differentiable(sizes)(x[None], weights[None])[0]
+    operands = (x, weights) if own is None else (x, weights, own.astype(jnp.int32))
+    return _differentiable(sizes)(*(operand[None] for operand in operands))[0]
 
 
 def _limits(width: int, dtype: DTypeLike) -> str | None:
@@ -98,21 +105,27 @@ def _weights_spec(sequences: int, sizes: ConvSizes):
     return pl.BlockSpec((None, sizes.width + 1, sizes.channels), lambda i, j: (i // sequences, 0, 0))
 
 
-def _forward(x, weights, *, sizes: ConvSizes):
+def _own_spec(sequences: int, sizes: ConvSizes):
+    return pl.BlockSpec((None, None, sizes.length), lambda i, j: (i // sequences, i % sequences, 0))
+
+
+def _forward(x, weights, *own, sizes: ConvSizes):
     grid, sequences = _grid(x, sizes)
+    in_specs = [_sequence_spec(sequences, sizes), _weights_spec(sequences, sizes), _own_spec(sequences, sizes)]
     return call(
         functools.partial(_forward_kernel, sizes=sizes),
         "causal_conv",
         grid,
-        [_sequence_spec(sequences, sizes), _weights_spec(sequences, sizes)],
+        in_specs[: 2 + len(own)],
         _sequence_spec(sequences, sizes),
         jax.ShapeDtypeStruct(x.shape, x.dtype),
         LAUNCH,
         sizes.interpret,
-    )(x, weights)
+    )(x, weights, *own)
 
 
-def _backward(x, weights, dy, *, sizes: ConvSizes):
+def _backward(x, weights, *own_and_dy, sizes: ConvSizes):
+    *own, dy = own_and_dy
     grid, sequences = _grid(x, sizes)
     of_program = pl.BlockSpec(
         (None, None, None, sizes.width + 1, sizes.channels),
@@ -125,6 +138,7 @@ def _backward(x, weights, dy, *, sizes: ConvSizes):
         [
             _sequence_spec(sequences, sizes),
             _weights_spec(sequences, sizes),
+            *[_own_spec(sequences, sizes)] * len(own),
             _sequence_spec(sequences, sizes),
         ],
         [_sequence_spec(sequences, sizes), of_program],
@@ -134,8 +148,8 @@ def _backward(x, weights, dy, *, sizes: ConvSizes):
         ],
         LAUNCH,
         sizes.interpret,
-    )(x, weights, dy)
-    return dx, jnp.sum(parts, axis=(1, 2))
+    )(x, weights, *own, dy)
+    return dx, jnp.sum(parts, axis=(1, 2)), *[None] * len(own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +190,12 @@ class _Channels:
         """The inputs of the W - 1 tokens before the program's."""
         return tuple(self.load(ref, self.start - j) for j in range(self.sizes.width - 1, 0, -1))
 
+    def own(self, refs, token):
+        """How many tokens before this one it reads, W - 1 at most; any if there is no such token. refs: of `own`, or none."""
+        if not refs:
+            return None
+        return refs[0][jnp.clip(token, 0, self.sizes.length - 1)]
+
 
 def _sigmoid(x):
     return 1.0 / (1.0 + jnp.exp(-x))
@@ -185,24 +205,33 @@ def _weighted(weights, rows):
     return sum(weight * row for weight, row in zip(weights, rows, strict=True))
 
 
-def _forward_kernel(x_ref, weights_ref, y_ref, *, sizes: ConvSizes):
-    program = _Channels.of_program(sizes)
+def _read(rows, owns):
+    """rows, each so many tokens back as rows follow it, or 0 where that is more than its reader's `own`."""
+    back = reversed(range(len(rows)))
+    return [row if own is None else jnp.where(own >= j, row, 0.0) for row, own, j in zip(rows, owns, back, strict=True)]
+
+
+def _forward_kernel(x_ref, weights_ref, *refs, sizes: ConvSizes):
+    *own_refs, y_ref = refs
+    program, width = _Channels.of_program(sizes), sizes.width
     weights, bias = program.weights(weights_ref)
 
     def step(index, before):
         first = program.start + index * ROWS
         rows = [*before, *(program.load(x_ref, first + i) for i in range(ROWS))]
         for i in range(ROWS):
-            z = bias + _weighted(weights, rows[i : i + sizes.width])
+            own = program.own(own_refs, first + i)
+            z = bias + _weighted(weights, _read(rows[i : i + width], [own] * width))
             program.store(y_ref, first + i, z * _sigmoid(z))
         return tuple(rows[ROWS:])
 
     lax.fori_loop(0, min(SPAN, pl.cdiv(sizes.length, ROWS) * ROWS) // ROWS, step, program.before(x_ref))
 
 
-def _backward_kernel(x_ref, weights_ref, dy_ref, dx_ref, parts_ref, *, sizes: ConvSizes):
+def _backward_kernel(x_ref, weights_ref, *refs, sizes: ConvSizes):
     """Token by token: the gradient of its sum z, of the weights by it, and of the input W - 1 tokens before, of which z is the
     last to read. The W - 1 tokens behind the program's are there for the last inputs alone."""
+    *own_refs, dy_ref, dx_ref, parts_ref = refs
     program, width = _Channels.of_program(sizes), sizes.width
     weights, bias = program.weights(weights_ref)
     end = program.start + SPAN
@@ -211,22 +240,24 @@ def _backward_kernel(x_ref, weights_ref, dy_ref, dx_ref, parts_ref, *, sizes: Co
         """(inputs from W - 1 tokens before on, gradients of z likewise) up to `count` tokens from `first` on; writes dx."""
         xs = [*x_before, *(program.load(x_ref, first + i) for i in range(count))]
         dys = [program.load(dy_ref, first + i) for i in range(count)]
+        owns = [program.own(own_refs, first + i) for i in range(1 - width, count)]
         dzs = list(dz_before)
         for i in range(count):
-            z = bias + _weighted(weights, xs[i : i + width])
+            z = bias + _weighted(weights, _read(xs[i : i + width], [owns[i + width - 1]] * width))
             share = _sigmoid(z)
             dzs.append(dys[i] * share * (1.0 + z * (1.0 - share)))
             token = first + i - width + 1
-            dx = _weighted(weights, dzs[i : i + width][::-1])
+            dx = _weighted(weights, _read(dzs[i : i + width][::-1], owns[i : i + width][::-1]))
             program.store(dx_ref, token, dx, wanted=(token >= program.start) & (token < end))
-        return xs, dzs
+        return xs, dzs, owns[width - 1 :]
 
     def step(index, carry):
         x_before, dz_before, sums = carry
-        xs, dzs = rows_of(program.start + index * ROWS, ROWS, x_before, dz_before)
+        xs, dzs, owns = rows_of(program.start + index * ROWS, ROWS, x_before, dz_before)
         of_rows = dzs[width - 1 :]
+        read = [_read(xs[i : i + width], [owns[i]] * width) for i in range(ROWS)]  # of each row, what it reads
         sums = [
-            *(sums[j] + _weighted(of_rows, xs[j : j + ROWS]) for j in range(width)),
+            *(sums[j] + _weighted(of_rows, [inputs[j] for inputs in read]) for j in range(width)),
             sums[width] + sum(of_rows),
         ]
         return tuple(xs[ROWS:]), tuple(dzs[ROWS:]), tuple(sums)

@@ -61,19 +61,26 @@ def small_programs():
 # --- Definitions ----------------------------------------------------------------------------------------------------
 
 
-def convolution(x, kernel, bias):
+def convolution(x, kernel, bias, own=None):
     """A product for each token and tap that there is."""
-    width = kernel.shape[0]
+    width, length = kernel.shape[0], x.shape[1]
     z = bias + jnp.zeros(x.shape, x.dtype)
-    for tap in range(width):
-        back = width - 1 - tap
-        moved = kernel[tap] * x[:, : x.shape[1] - back]
-        z = z.at[:, back:].add(moved) if back < x.shape[1] else z
+    for back in range(min(width, length)):
+        moved = kernel[width - 1 - back] * x[:, : length - back]
+        moved = moved if own is None else jnp.where(own[:, back:, None] >= back, moved, 0)
+        z = z.at[:, back:].add(moved)
     return z / (1 + jnp.exp(-z))
 
 
 def draw_convolution(rng, batch, length, channels, width):
     return [rng.normal(size=shape) for shape in ((batch, length, channels), (width, channels), (channels,))]
+
+
+def own_tokens(shape):
+    """How many tokens before each are of its document; documents have 1, 2, 3 ... tokens, and each row begins elsewhere."""
+    batch, length, _, width = shape
+    place = np.concatenate([np.arange(size) for size in range(1, length + batch + 1)])
+    return np.stack([np.minimum(place[row : row + length], width - 1) for row in range(batch)]).astype(np.int32)
 
 
 def occupied_at(shape):
@@ -299,6 +306,12 @@ TABLE = {
             "wide": ((3, 40, 70, 8), {}), "fewer tokens than taps": ((1, 3, 5, 7), {}),
         },
         lambda mode: ((64, 512, 1200, 4), {}), (0, None, 0), modes=("f32", "bf16"), fast=2,
+    ),
+    "causal_conv, packed": Kernel(
+        lambda shape, mode: lambda *x: pallas_kernels.causal_conv(*x, jnp.asarray(own_tokens(shape))),
+        lambda shape: lambda *x: convolution(*x, own_tokens(shape)), draw_convolution, (0,),
+        {"spans and more": ((2, 35, 8, 4), {}), "fewer tokens than taps": ((1, 3, 5, 7), {})},
+        lambda mode: ((64, 512, 1200, 4), {}), (0, None, 0), modes=("f32", "bf16"), fast=1,
     ),
     "swiglu": Kernel(
         always(pallas_kernels.swiglu), always(lambda gate, up: jax.nn.silu(gate) * up),
@@ -601,6 +614,9 @@ def test_the_convolution_takes_the_kernel_but_after_other_tokens(length):
     kernel, plainly = (CausalConv(implementation=i) for i in ("pallas", "xla"))
     params = plainly.init(jax.random.key(0), x)
     assert_modules_agree(kernel, plainly, params, x)
+    assert_modules_agree(
+        kernel, plainly, params, x, None, jnp.arange(length)[None] // 3 % 2 + jnp.zeros((2, 1), jnp.int32)
+    )
     assert not takes_kernel(kernel.apply, params, x, plainly.apply(params, x)[1])
 
 

@@ -38,6 +38,7 @@ CASES = {
     ("bucket_scores", "K=128"): (PALLAS, "bucket_scores", "bucket_score_gradients"),
     ("fenwick_step", "K=128"): (PALLAS, "output_operand_alias"),  # states are changed in place
     ("causal_conv", "W=4"): (PALLAS,),
+    ("causal_conv", "packed W=4"): (PALLAS,),
     ("swiglu", "F=256"): (PALLAS,),
     ("lam_mlp", "L=9 d_h=64 softplus"): (PALLAS,),
     ("content_lam", "L=9"): (PALLAS,),
