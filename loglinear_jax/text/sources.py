@@ -17,8 +17,8 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,6 @@ import requests
 
 from loglinear_jax.command_line import needs_extra
 from loglinear_jax.files import file_sha256, local_path
-from loglinear_jax.progress import progress_bar
 from loglinear_jax.settings import SettingError, first_line
 
 BLOCK_BYTES = 2**20
@@ -41,11 +40,11 @@ SUFFIXES = (".txt", ".jsonl")
 SPLIT_PERCENT = 5  # of documents without splits: what validation gets, and what test gets
 ANSWER_SECONDS = 10  # that a server may take
 WIKITEXT_SITE = "https://wikitext.smerity.com"  # the author's own; the first address, on S3, is gone
-WIKITEXT_SHA256 = {  # of the archives as published on S3; a download that differs is refused
-    "wikitext-103-raw": "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-    "wikitext-103": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    "wikitext-2-raw": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-    "wikitext-2": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+WIKITEXT_ARCHIVES = {  # bytes and SHA-256 of the archives as published on S3; a download that differs is refused
+    "wikitext-103-raw": (191984949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
+    "wikitext-103": (190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "wikitext-2-raw": (4721645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
+    "wikitext-2": (4475746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
 }
 
 
@@ -138,11 +137,11 @@ def share_bounds(path: Path) -> list[int]:
 def find_source(corpus: str, downloads: Path) -> Source:
     """The text that `open_corpus` is asked for. downloads: the folder for WikiText's zip. Raises CorpusError for a text that is
     missing or can't be split."""
-    if corpus in WIKITEXT_SHA256:
+    if corpus in WIKITEXT_ARCHIVES:
         return _wikitext(corpus, downloads)
     path = local_path(corpus, "corpus")
     if not corpus or not (path.is_symlink() or path.exists()):
-        known = ", ".join(WIKITEXT_SHA256)
+        known = ", ".join(WIKITEXT_ARCHIVES)
         raise CorpusError(f"corpus: {corpus!r} is none of {known}, and there is no such file or folder")
     files = split_files(path) if path.is_dir() else dict.fromkeys(SPLITS, path)
     for file in files.values():
@@ -185,9 +184,7 @@ def _wikitext(name: str, downloads: Path) -> Source:
     """WikiText's zip, downloaded when its text is first read, and read as a stream: nothing is unpacked."""
 
     def lines(split: str) -> Iterator[str]:
-        path = downloads / f"{name}-v1.zip"
-        if not path.exists():
-            _download(name, path)
+        path = _wikitext_archive(name, downloads)
         member = f"{name}/wiki.{SPLIT_NAMES[split][0]}.{'raw' if name.endswith('raw') else 'tokens'}"
         try:
             with zipfile.ZipFile(path) as archive, archive.open(member) as file:
@@ -195,33 +192,47 @@ def _wikitext(name: str, downloads: Path) -> Source:
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise CorpusError(f"corpus: {path} is damaged ({error}): delete it, and it is downloaded again") from error
 
-    return Source(name, {f"{name}-v1.zip": WIKITEXT_SHA256[name]}, lines)
+    return Source(name, {f"{name}-v1.zip": WIKITEXT_ARCHIVES[name][1]}, lines)
 
 
-def _download(name: str, path: Path) -> None:
-    """Downloads WikiText's zip file. Raises CorpusError if it can't be had, or has another checksum."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
+def _wikitext_archive(name: str, folder: Path) -> Path:
+    """WikiText's zip file, downloaded into the folder unless it is there. Raises CorpusError if it can't be had."""
+    with needs_extra("text"):
+        import tensorflow_datasets as tfds  # takes seconds
+        from tensorflow_datasets.core.download.checksums import UrlInfo
+        from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+        from tensorflow_datasets.core.utils import Size
+
+    url = f"{WIKITEXT_SITE}/{name}-v1.zip"
+    size, sha256 = WIKITEXT_ARCHIVES[name]
+    manager = tfds.download.DownloadManager(
+        download_dir=folder,
+        url_infos={url: UrlInfo(size=Size(size), checksum=sha256, filename=f"{name}-v1.zip")},
+        force_checksums_validation=True,
+    )
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()  # in a log file it would write a line each time it is redrawn
     try:
-        with (
-            requests.get(f"{WIKITEXT_SITE}/{path.name}", stream=True, timeout=ANSWER_SECONDS) as answer,
-            partial.open("wb") as file,
-            progress_bar(f"downloading {name}", None, unit="B", unit_scale=True) as bar,
-        ):
-            answer.raise_for_status()
-            for block in answer.iter_content(BLOCK_BYTES):
-                file.write(block)
-                bar.update(len(block))
-        if file_sha256(partial) != WIKITEXT_SHA256[name]:
-            raise requests.RequestException("what is sent has another checksum than the published SHA-256")
-        partial.rename(path)
-    except requests.RequestException as error:
+        if not list(folder.glob(f"*{name}-v1*.zip")):
+            check_answers(url)
+        return Path(manager.download(url))
+    except (requests.RequestException, tfds.download.DownloadError, NonMatchingChecksumError) as error:
+        is_other = isinstance(error, NonMatchingChecksumError)
+        reason = f"what is sent has another checksum than the published SHA-256 {sha256}" if is_other else error
         raise CorpusError(
-            f"corpus: {name} can't be downloaded from {WIKITEXT_SITE} ({error}). Without a network, fetch {name}-v1.zip "
+            f"corpus: {name} can't be downloaded from {WIKITEXT_SITE} ({reason}). Without a network, fetch {name}-v1.zip "
             "elsewhere, unpack it, and give the folder as task.corpus"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def check_answers(url: str) -> None:
+    """Raises requests.RequestException if no server answers there; the libraries that download would try for minutes."""
+    try:
+        requests.head(url, timeout=ANSWER_SECONDS).close()
+    except requests.exceptions.SSLError:
+        pass  # a server is there, and the download will say what is wrong with it
+    except requests.RequestException as error:
+        raise requests.RequestException(f"no answer from {url}") from error
 
 
 # --- Documents --------------------------------------------------------------------------------------------------------

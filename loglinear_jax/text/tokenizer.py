@@ -9,15 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import huggingface_hub.constants
-import requests
 import tokenizers
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from tokenizers.decoders import DecodeStream
 
 from loglinear_jax.files import local_path
 from loglinear_jax.settings import first_line
-from loglinear_jax.text import sources
-from loglinear_jax.text.sources import CorpusError, check_text_file, decode
+from loglinear_jax.text.sources import CorpusError, check_answers, check_text_file, decode
 
 FILES = "tokenizer.json, or vocab.json and merges.txt"
 BYTES = "bytes"  # the name of the tokenizer whose tokens are the bytes of UTF-8
@@ -52,11 +50,8 @@ def _from_hub(name: str) -> Path:
         cached = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
         if isinstance(cached, str):
             return Path(cached)
-        if not huggingface_hub.constants.HF_HUB_OFFLINE:  # where no server answers, the library would try for minutes
-            with contextlib.suppress(requests.exceptions.SSLError):  # the download will say what is wrong with it
-                requests.head(
-                    huggingface_hub.hf_hub_url(name, "tokenizer.json"), timeout=sources.ANSWER_SECONDS
-                ).close()
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+            check_answers(huggingface_hub.hf_hub_url(name, "tokenizer.json"))
         return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
     except (HfHubHTTPError, HFValidationError, OSError) as error:  # requests' errors are OSErrors
         raise CorpusError(

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import zipfile
 
@@ -48,10 +49,10 @@ def write_zip(folder, texts, name="wikitext-2", suffix="tokens"):
 
 
 def use_server(monkeypatch, address, data, name="wikitext-2"):
-    """The published SHA-256 becomes that of the data; returns it."""
+    """The published size and SHA-256 become those of the data; the SHA-256."""
     sha256 = hashlib.sha256(data).hexdigest()
     monkeypatch.setattr(sources, "WIKITEXT_SITE", address)
-    monkeypatch.setitem(sources.WIKITEXT_SHA256, name, sha256)
+    monkeypatch.setitem(sources.WIKITEXT_ARCHIVES, name, (len(data), sha256))
     return sha256
 
 
@@ -99,6 +100,12 @@ def test_without_a_network_the_zip_can_be_fetched_elsewhere(tmp_path, bpe, monke
         wanted = "fetch wikitext-2-v1.zip elsewhere, unpack it, and give the folder as task.corpus$"
         with pytest.raises(CorpusError, match=wanted):
             open_corpus("wikitext-2", tokenizer=bpe, cache=str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+def test_no_tensorflow():
+    code = "import sys, loglinear_jax.text, tensorflow_datasets; assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_documents_of_the_hub_need_an_extra(tmp_path, monkeypatch):
