@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import re
 import sys
 import warnings
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from loglinear_jax.benchmarks import kernels, timing
+from loglinear_jax.benchmarks import measure
 from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.common.gpu import GPUS, Gpu, assumed_to_be
 from pallas_kernels.compile_table import MODES, Case, Kernel, cases, ptx_of, text_of_module
@@ -107,12 +106,11 @@ def compared(case: Case, mode: str, gpu: Gpu, batch: int, timed: bool = True) ->
     arguments = arguments_of(case, mode, batch)
     cotangent = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype),
                              jax.eval_shape(case.function, *arguments))  # fmt: skip
-    passes = kernels.both_passes if case.gradient else lambda function, *x: function(*x[:-1])
 
     def run():
-        call = functools.partial(passes, case.function)
+        call = measure.passes_of(case.function)["both" if case.gradient else "forward"]
         results = jax.tree.map(np.asarray, jax.jit(call)(*arguments, cotangent))
-        return results, timing.median_ms(timing.compile_over(call, [(*arguments, cotangent)]), 1) if timed else 0.0
+        return results, measure.median_ms(measure.compile_over(call, [(*arguments, cotangent)]), 1) if timed else 0.0
 
     no_hopper = mock.patch.object(BACKENDS["hopper"], "device", lambda: "Triton's kernels are wanted")
     with no_hopper, jax.default_matmul_precision(MODES[mode][1]):
