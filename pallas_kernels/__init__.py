@@ -10,7 +10,6 @@ from pallas_kernels.attention.step import fenwick_step
 from pallas_kernels.common.launch import with_standard_promotion
 from pallas_kernels.common.support import UnsupportedError, interpret, interpreting, runs_on_gpu
 from pallas_kernels.common.tiles import MIN_TILE
-from pallas_kernels.delta.carry import carry_state
 from pallas_kernels.delta.chunks import delta_chunks
 from pallas_kernels.delta.one_state import delta_scan
 from pallas_kernels.delta.tiles import delta_chunk
@@ -29,7 +28,6 @@ __all__ = [
     "MIN_TILE",
     "Kernel",
     "UnsupportedError",
-    "carry_state",
     "causal_conv",
     "chunk_of_attention",
     "chunk_of_scores",

@@ -5,7 +5,7 @@ Names and shapes inside, beside those of `attention.triton` (K, V, C powers of t
 
   v, o      [B, T, H, V]      what a token reads of its own chunk, in float32
   beta      [B, H, T]         float32
-  lam       [B, H, L, T]      float32, of the levels inside a chunk; not there if λ ≡ 1
+  lam       [B, H, L, T]      float32, of the levels inside a chunk
   reads     [B, H, N, C, K]   what each query makes of a state before its chunk
   lost      [B, H, N, K, K]   a state S before a chunk is γ S - D S after it: D
   states    [B, H, N, K, V]   after a chunk, from its own values alone
@@ -87,7 +87,6 @@ DELTA = register("delta", Kernel("the delta rule", _limits, no_gain=_no_gain))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChunkSizes(Sizes):
     value_dim: int
-    has_lam: bool
 
     def launch(self, gradients: bool = False, pipelined: bool = False) -> Launch:
         return delta_launch(self.chunk, self.key_dim, self.value_dim, gradients=gradients, pipelined=pipelined)
@@ -101,7 +100,7 @@ class ChunkSizes(Sizes):
         return self.batch, self.heads, self.num_chunks, *shape
 
 
-def sizes_for(q, v, chunk_size: int, precision: PrecisionLike, segmented: bool, has_lam: bool) -> ChunkSizes:
+def sizes_for(q, v, chunk_size: int, precision: PrecisionLike, segmented: bool) -> ChunkSizes:
     """Those of a problem with q [B, T, G, K] and v [B, T, H, V]. Raises UnsupportedError as `delta_chunks` does."""
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
@@ -114,7 +113,6 @@ def sizes_for(q, v, chunk_size: int, precision: PrecisionLike, segmented: bool, 
         heads=heads,
         key_dim=tile_for(key_dim),
         value_dim=tile_for(value_dim),
-        has_lam=has_lam,
         dtype=str(jnp.dtype(q.dtype)),
         precision=dot_mode(q.dtype, precision),
         interpret=interpreting(),
@@ -128,7 +126,7 @@ def delta_chunks(
     v: Float[Array, "B T H V"],
     log_decay: Float[Array, "B T H"],
     beta: Float[Array, "B T H"],
-    lam: Float[Array, "B T H L"] | None,
+    lam: Float[Array, "B T H L"],
     *,
     chunk_size: int,
     precision: PrecisionLike = None,
@@ -140,7 +138,7 @@ def delta_chunks(
       q, k: [B, T, G, K], v: [B, T, H, V], float32 or bfloat16, all alike; C, K and V up to 64, or 128 in
         bfloat16; C a power of two ≥ 16.
       log_decay: [B, T, H] float32, ≤ 0, H a multiple of G. beta: [B, T, H] float32.
-      lam: [B, T, H, bit_length(C)] float32, or None if it is 1 everywhere.
+      lam: [B, T, H, bit_length(C)] float32.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
       segmented: as in `fenwick_attention`.
 
@@ -150,14 +148,14 @@ def delta_chunks(
     Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
     key_dim, value_dim = q.shape[3], v.shape[3]
-    sizes = sizes_for(q, v, chunk_size, precision, segmented, has_lam=lam is not None)
+    sizes = sizes_for(q, v, chunk_size, precision, segmented)
     out, reads, lost, states = _differentiable(sizes)(
         pad(q, (3, sizes.key_dim)),
         pad(k, (3, sizes.key_dim)),
         pad(v, (3, sizes.value_dim)),
         jnp.moveaxis(log2_decays(log_decay, sizes), 0, 1),
         jnp.swapaxes(beta, 1, 2),
-        *([] if lam is None else [jnp.moveaxis(lam, 1, 3)]),
+        jnp.moveaxis(lam, 1, 3),
     )
     return (
         out[..., :value_dim],
@@ -169,7 +167,7 @@ def delta_chunks(
 
 @functools.cache
 def _differentiable(sizes: ChunkSizes):
-    """The function (q, k, v, log2 decays [B, P, H, T], beta, lam if there is one) -> (o, reads, lost, states)."""
+    """The function (q, k, v, log2 decays [B, P, H, T], beta, lam) -> (o, reads, lost, states)."""
     inputs, kept = (2, 2, 2, 2), (1, 1, 1)
     forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes), heads=HeadAxes(sizes.shared_out, inputs, (2,)))
     axes = HeadAxes(sizes.shared_out, (*kept, 2, 1, 1, 1, *inputs), inputs)
@@ -205,14 +203,12 @@ class ChunkSpecs(Specs):
             (None, None, None, *shape), lambda x, y, z: (*self.batch_and_heads(y, z), x, *[0] * len(shape))
         )
 
-    def inputs(self, queries: bool = True):
-        """Of q, unless without queries, k, v, decay, beta, lam."""
-        of_queries = [self.keys()] if queries else []
-        of_lam = [self.lam(self.sizes.levels_inside)] if self.sizes.has_lam else []
-        return [*of_queries, self.keys(), self.values(), self.decay(), self.by_token(), *of_lam]
+    def inputs(self):
+        """Of k, v, decay, beta."""
+        return [self.keys(), self.values(), self.decay(), self.by_token()]
 
 
-def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
+def _forward(q, k, v, decays, beta, lam, *, sizes: ChunkSizes):
     sizes = sizes.of_arrays(q, v.shape[2])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     launch = sizes.launch()
@@ -223,7 +219,7 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
         functools.partial(_chunk_kernel, sizes=sizes),
         "delta_chunks",
         specs.grid(sizes.num_chunks),
-        specs.inputs(),
+        [specs.keys(), *specs.inputs(), specs.lam(sizes.levels_inside)],
         [specs.values(), *(specs.by_chunk(*shape) for shape in by_chunk)],
         [
             jax.ShapeDtypeStruct(v.shape, jnp.float32),
@@ -231,11 +227,11 @@ def _forward(q, k, v, decays, beta, *lam, sizes: ChunkSizes):
         ],
         launch,
         sizes.interpret,
-    )(q, k, v, decay, beta, *lam)
+    )(q, k, v, decay, beta, lam)
 
 
 def _backward(
-    inverse, products, weights, do, d_reads, d_lost, d_states, q, k, v, decays, beta, *lam, sizes: ChunkSizes
+    inverse, products, weights, do, d_reads, d_lost, d_states, q, k, v, decays, beta, lam, *, sizes: ChunkSizes
 ):
     sizes = sizes.of_arrays(q, v.shape[2])
     launch, pipelined = sizes.launch(gradients=True), sizes.launch(gradients=True, pipelined=True)
@@ -247,23 +243,25 @@ def _backward(
     def by_chunk(*shape):
         return jax.ShapeDtypeStruct(sizes.by_chunk(*shape), q.dtype)
 
-    results = call(
+    dv, d_lam, d_inner, d_products, written = call(
         functools.partial(_value_gradients_kernel, sizes=sizes),
         "delta_value_gradients",
         specs.grid(sizes.num_chunks),
-        [*specs.inputs(queries=False), *[pairs] * 3, specs.values(), specs.by_chunk(keys, values)],
-        [specs.values(), *(specs.by_level(sizes.levels_inside) for _ in lam), pairs, pairs, by_values],
+        [
+            *(*specs.inputs(), specs.lam(sizes.levels_inside)),
+            *(*[pairs] * 3, specs.values(), specs.by_chunk(keys, values)),
+        ],
+        [specs.values(), specs.by_level(sizes.levels_inside), pairs, pairs, by_values],
         [
             jax.ShapeDtypeStruct(v.shape, v.dtype),
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in lam),
+            jax.ShapeDtypeStruct(lam.shape, lam.dtype),
             by_chunk(chunk, chunk),
             by_chunk(chunk, chunk),
             by_chunk(chunk, values),
         ],
         pipelined,
         sizes.interpret,
-    )(k, v, decay, beta, *lam, inverse, products, weights, do.astype(q.dtype), d_states)
-    dv, d_lam, (d_inner, d_products, written) = results[0], results[1:-3], results[-3:]
+    )(k, v, decay, beta, lam, inverse, products, weights, do.astype(q.dtype), d_states)
     by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), jnp.float32)
     of_states = by_keys, specs.by_chunk(keys, keys)
     d_similar, d_dots, erase, d_erase, d_decay, d_beta = call(
@@ -295,7 +293,7 @@ def _backward(
     # in one sum the gradient of what is kept to the end would have to cancel out. Of each part; and by log2 decay.
     d_decays = sum_tokens(d_decay, np.greater_equal, sizes) + sum_tokens(d_until, np.less, sizes)
     d_decays = jnp.broadcast_to(d_decays.reshape(d_decay.shape)[:, None] / LOG2_E, decays.shape)
-    return dq, dk, dv, d_decays, d_beta, *d_lam
+    return dq, dk, dv, d_decays, d_beta, d_lam
 
 
 # --- Kernels --------------------------------------------------------------------------------------------------------
@@ -335,14 +333,12 @@ class ChunkTiles:
     def keys_to_end(self):
         return (self.until_end * self.k).astype(self.dtype)
 
-    def lam(self, lam_refs):
-        """λ [C] of each level, in a list; an empty one if λ ≡ 1."""
-        return [ref[0, index, :] for ref in lam_refs for index in range(self.sizes.levels_inside)]
+    def lam(self, ref):
+        """λ [C] of each level, in a list."""
+        return [ref[0, index, :] for index in range(self.sizes.levels_inside)]
 
     def weighted(self, weights, lam):
         """Times λ of each pair's level; 0 where the key comes later."""
-        if not lam:
-            return jnp.where(self.level >= 0, weights, 0.0)
         tile = jnp.zeros(self.level.shape, jnp.float32)
         for level, of_level in enumerate(lam):
             tile = jnp.where(self.level == level, of_level[:, None], tile)
@@ -355,17 +351,24 @@ def _chunk_kernel(
     v_ref,
     decay_ref,
     beta_ref,
-    *refs,
+    lam_ref,
+    out_ref,
+    reads_ref,
+    lost_ref,
+    states_ref,
+    inverse_ref,
+    products_ref,
+    weights_ref,
+    *,
     sizes: ChunkSizes,
 ):
-    *lam_refs, out_ref, reads_ref, lost_ref, states_ref, inverse_ref, products_ref, weights_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     value_blocks, key_blocks = column_blocks(sizes.value_dim), column_blocks(sizes.key_dim)
     chunk, beta = ChunkTiles(k_ref, decay_ref, sizes), beta_ref[0, :]
     dtype = chunk.dtype
     loaded = load_ahead(
         lambda: q_ref[:, :],
-        lambda: chunk.lam(lam_refs),
+        lambda: chunk.lam(lam_ref),
         *(lambda place=place: v_ref[:, place] for place in value_blocks),
         *(lambda place=place: (k_ref[:, place], q_ref[:, place]) for place in key_blocks),
         ahead=sizes.loads_ahead,
@@ -399,16 +402,24 @@ def _value_gradients_kernel(
     v_ref,
     decay_ref,
     beta_ref,
-    *refs,
+    lam_ref,
+    inverse_ref,
+    products_ref,
+    weights_ref,
+    do_ref,
+    d_states_ref,
+    dv_ref,
+    d_lam_ref,
+    d_inner_ref,
+    d_products_ref,
+    written_ref,
+    *,
     sizes: ChunkSizes,
 ):
     """Of o = (P M ∘ Λ) V and states = K̃ᵀ M V; of M and P the parts that come by way of them. Also M V."""
-    lam_refs, refs = refs[: sizes.has_lam], refs[sizes.has_lam :]
-    inverse_ref, products_ref, weights_ref, do_ref, d_states_ref, dv_ref, *refs = refs
-    *d_lam_refs, d_inner_ref, d_products_ref, written_ref = refs
     times = functools.partial(multiply, sizes=sizes)
     chunk = ChunkTiles(k_ref, decay_ref, sizes)
-    inverse, beta, weights, lam = inverse_ref[:, :], beta_ref[0, :], weights_ref[:, :], chunk.lam(lam_refs)
+    inverse, beta, weights, lam = inverse_ref[:, :], beta_ref[0, :], weights_ref[:, :], chunk.lam(lam_ref)
     dtype, to_end = chunk.dtype, chunk.keys_to_end()
     inner = (inverse * beta[None, :]).astype(dtype)
     weighted = chunk.weighted(weights, lam).astype(dtype)
@@ -425,13 +436,12 @@ def _value_gradients_kernel(
     zeros = jnp.zeros(weighted.shape, jnp.float32)
     d_inner, d_pairs = for_columns(sizes.value_dim, of_values, (zeros, zeros))
     # Read again, rather than held in registers meanwhile.
-    weights, lam, inverse = weights_ref[:, :], chunk.lam(lam_refs), inverse_ref[:, :]
+    weights, lam, inverse = weights_ref[:, :], chunk.lam(lam_ref), inverse_ref[:, :]
     products = products_ref[:, :]
     inner = (inverse * beta_ref[0, :][None, :]).astype(dtype)
-    for d_lam_ref in d_lam_refs:
-        d_lam = d_pairs * weights.astype(jnp.float32)
-        for index in range(sizes.levels_inside):
-            d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
+    d_lam = d_pairs * weights.astype(jnp.float32)
+    for index in range(sizes.levels_inside):
+        d_lam_ref[0, index, :] = jnp.sum(jnp.where(chunk.level == index, d_lam, 0.0), axis=1)
     d_weights = chunk.weighted(d_pairs, lam).astype(dtype)
     d_products_ref[:, :] = times(d_weights, inner, transpose_y=True).astype(dtype)
     d_inner_ref[:, :] = (d_inner + times(products, d_weights, transpose_x=True)).astype(dtype)

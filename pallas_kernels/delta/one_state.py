@@ -64,7 +64,7 @@ def delta_scan(
     Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
     key_dim, value_dim = q.shape[3], v.shape[3]
-    sizes = sizes_for(q, v, chunk_size, precision, segmented, has_lam=False)
+    sizes = sizes_for(q, v, chunk_size, precision, segmented)
     keys, values = sizes.key_dim, sizes.value_dim
     out, last = _differentiable(sizes)(
         pad(q, (3, keys)),
@@ -153,7 +153,7 @@ def _forward(q, k, v, decays, beta, first, *, sizes: ChunkSizes):
         functools.partial(_solve_kernel, sizes=sizes),
         "delta_solve",
         specs.grid(num),
-        specs.inputs(queries=False),
+        specs.inputs(),
         [
             *(specs.by_chunk(chunk, columns) for columns in (keys, values, chunk)),
             *[specs.by_token()] * 2,
@@ -384,7 +384,8 @@ def _read_gradients_kernel(
 
     d_dots = for_columns(sizes.value_dim, of_pairs, zeros) * chunk.between
     d_dots = jnp.where(chunk.level >= 0, d_dots, 0.0)
-    d_between = d_dots * times(q_ref[:, :], chunk.k, transpose_y=True)
+    # A token and itself have no decay between them; in both sums they would drown what strong decays leave of the others.
+    d_between = jnp.where(chunk.level > 0, d_dots * times(q_ref[:, :], chunk.k, transpose_y=True), 0.0)
     d_decay = jnp.sum(d_between, axis=1) - jnp.sum(d_between, axis=0)
     d_dots = d_dots.astype(dtype)
     since, until = decays_of_ends(decay_ref, sizes)

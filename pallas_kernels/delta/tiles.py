@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from pallas_kernels.common.support import gpu
-from pallas_kernels.common.tiles import MIN_TILE, Launch
+from pallas_kernels.common.tiles import Launch
 
 # `for_maps` has those of small maps.
 TREE_JOINS = Launch(1, 8, 3)
@@ -16,8 +16,6 @@ TREE_READS = Launch(1, 4, 1)
 TREE_READ_GRADIENTS = Launch(1, 4, 1)
 TREE_PULLS = Launch(1, 4, 2)
 TREE_NODES = Launch(1, 4, 3)
-CARRY = Launch(1, 4, 2)
-CARRY_GRADIENTS = Launch(1, 4, 1)
 
 
 def delta_chunk(key_dim: int, value_dim: int, dtype) -> int:
@@ -68,14 +66,3 @@ def scan_launch(chunk: int, key_dim: int, columns: int, dtype, back: bool = Fals
     room = gpu().shared_memory - (key_dim + 2 * chunk) * columns * 4
     warps = 8 if key_dim * columns > 128 * 32 else 4
     return Launch(1, warps, min(max(room // tiles, 1), 3))
-
-
-def carry_columns(sequences: int, value_dim: int) -> int:
-    """Columns of V a program of the kernels that carry a state over the chunks of all heads' sequences.
-
-    Programs are few and long there: smaller ones where they leave multiprocessors idle.
-    """
-    block = value_dim
-    while block > MIN_TILE and sequences * (value_dim // block) < gpu().multiprocessors:
-        block //= 2
-    return block

@@ -22,8 +22,6 @@ from loglinear_jax.ops.delta.transitions import transitions
 from loglinear_jax.ops.levels import level_of_pairs, select_level
 from loglinear_jax.ops.log_linear import pallas, recurrent
 from pallas_kernels.common import support
-from pallas_kernels.common.gpu import DEFAULT
-from pallas_kernels.common.tiles import MIN_TILE
 from pallas_kernels.pointwise.lam_mlp import normal_distribution
 from pallas_kernels.scores import key_tree
 from tests.ops.inputs import random_inputs, relative_error
@@ -164,10 +162,10 @@ def by_matrices(shape):
     def parts(x):  # [B, G or H, N, C, ...]
         return jnp.moveaxis(x.reshape(len(x), -1, chunk, *x.shape[2:]), 3, 1)
 
-    def run(q, k, v, log_decay, beta, lam=None):
+    def run(q, k, v, log_decay, beta, lam):
         q, k = (jnp.repeat(parts(x), v.shape[2] // x.shape[2], axis=1) for x in (q, k))
         run = transitions(q, k, *(parts(x)[:, :, None] for x in (log_decay, beta)), "highest")
-        of_pairs = 1 if lam is None else select_level(parts(lam)[:, :, None], level_of_pairs(np.arange(chunk)))
+        of_pairs = select_level(parts(lam)[:, :, None], level_of_pairs(np.arange(chunk)))
         v = parts(v)[:, :, None]
         out = jnp.moveaxis(((run.weights * of_pairs) @ v)[:, :, 0], 1, 3).reshape(len(v), -1, v.shape[1], v.shape[-1])
         states = run.own(v[..., None, :, :], "highest")[..., 0, :, :]
@@ -179,7 +177,7 @@ def by_matrices(shape):
 def chunks_by_kernel(shape, mode):
     settings = dict(chunk_size=shape[-1], precision=PRECISIONS[mode])
 
-    def run(q, k, v, log_decay, beta, lam=None):
+    def run(q, k, v, log_decay, beta, lam):
         return pallas_kernels.delta_chunks(q, k, v, log_decay, beta, lam, **settings)
 
     return run
@@ -206,19 +204,6 @@ def draw_maps(rng, batch, heads, num_chunks, chunk, key_dim, value_dim):
     reads = rng.normal(size=(*by_chunk, chunk, key_dim))
     lost = 0.5 * rng.normal(size=(*by_chunk, key_dim, key_dim)) / key_dim**0.5
     return inside, reads, rng.uniform(0.8, 1, by_chunk), lost, rng.normal(size=(*by_chunk, key_dim, value_dim))
-
-
-def draw_carry(rng, *shape):
-    return *draw_maps(rng, *shape), rng.normal(size=(*shape[:2], *shape[4:]))
-
-
-def chunk_by_chunk(inside, reads, decay, lost, states, state):
-    size, out = reads.shape[3], []
-    for chunk in range(reads.shape[2]):
-        read = jnp.swapaxes(reads[:, :, chunk] @ state, 1, 2)
-        out.append(inside[:, chunk * size : (chunk + 1) * size] + read)
-        state = decay[:, :, chunk, None, None] * state - lost[:, :, chunk] @ state + states[:, :, chunk]
-    return jnp.concatenate(out, axis=1), state
 
 
 def draw_tree(rng, *shape):
@@ -377,13 +362,6 @@ TABLE = {
         },
         lambda mode: (of_dims(2, 13 * 64, 3, 3)(mode)[0], dict(chunk_size=64)), (0, 0, 0, None, 0, 0),
     ),
-    "carry_state": Kernel(  # B, H, N, C, K, V
-        by_precision(pallas_kernels.carry_state), always(chunk_by_chunk), draw_carry, (1, 3, 4),
-        {
-            "dims that are no powers of two": ((2, 3, 5, 16, 24, 20), {}), "one chunk": ((1, 2, 1, 32, 16, 32), {}),
-        },
-        of_dims(2, 3, 13, 64), (0, 0, 0, None, 0, 0),
-    ),
     "read_tree": Kernel(
         by_precision(pallas_kernels.read_tree), always(node_by_node), draw_tree, (1, 4, 5), TREES, of_dims(2, 3, 13, 64),
         (0, 0, None, 0, 0, 0),
@@ -507,29 +485,20 @@ def test_sums_of_keys_in_bfloat16_round_the_result_alone_and_long_sequences_are_
 # --- The delta rule -------------------------------------------------------------------------------------------------
 
 
-def test_chunks_without_a_lambda_and_equal_keys_that_are_reflected_again_and_again():
+def test_equal_keys_that_are_reflected_again_and_again():
     """β = 2 and one key: each token undoes what the one before has done, and powers of A reach 10¹⁸."""
     kernel, shape = TABLE["delta_chunks"], (1, 1, 1, 1, 16, 16, 32)
     q, k, v, log_decay, beta, lam = kernel.inputs(shape)
-    kernel.check("f32", shape, [q, k, v, log_decay, beta])
     beta = (0 * beta + 2).at[:, 0].set(1)
     kernel.check("f32", shape, [q, jnp.broadcast_to(k[:, :1], k.shape), v, 0 * log_decay, beta, lam])
 
 
-def test_many_sequences_have_programs_of_all_columns(monkeypatch):
-    """And of more than gradients take at a time."""
-    kernel = TABLE["carry_state"]
-    assert (32 // MIN_TILE, 2) in grids(pallas_kernels.carry_state, *kernel.inputs((1, 2, 2, 16, 16, 32)))
-    monkeypatch.setattr("pallas_kernels.delta.tiles.gpu", lambda: dataclasses.replace(DEFAULT, multiprocessors=1))
-    assert (1, 2) in grids(pallas_kernels.carry_state, *kernel.inputs((1, 2, 2, 16, 16, 128), "bf16"))
-    kernel.check("bf16", (1, 2, 2, 16, 16, 128))
+def test_few_sequences_have_smaller_programs():
+    scan = functools.partial(pallas_kernels.delta_scan, chunk_size=16)
+    assert (2, 1) in grids(scan, *TABLE["delta_scan"].inputs((1, 32, 1, 1, 16, 64)))
 
 
 def test_states_that_are_forgotten():
-    kernel, shape = TABLE["carry_state"], (1, 2, 3, 16, 16, 16)
-    inputs = kernel.inputs(shape)
-    inputs[2] = inputs[2].at[:, :, 1].set(0.0).at[:, 0, 2].set(1e-30)
-    kernel.check("f32", shape, inputs)
     kernel, shape = TABLE["join_tree"], (1, 1, 9, 16, 16, 16)
     decay = jnp.asarray([-60, -1, -200, 0, -1e4, -0.1, -50, -0.2, -103], F32)[None, None]
     kernel.check("f32", shape, [decay, *kernel.inputs(shape)[1:]])

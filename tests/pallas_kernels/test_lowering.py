@@ -33,7 +33,7 @@ CASES = {
     ("gated_linear_attention", "K=128 V=64"): (PALLAS, "outputs", "chunk_gradients"),
     ("delta", "all levels K=V=128"): (PALLAS, "delta_chunks", "delta_value_gradients", "tree_joins"),  # several blocks
     ("delta", "all levels K=V=32"): (PALLAS, "delta_chunks", "delta_pair_gradients", "delta_key_gradients"),
-    ("delta", "one state K=V=64"): (PALLAS, "delta_carry", "delta_carry_back", "delta_map_gradients"),  # in float32
+    ("delta", "one state K=V=64"): (PALLAS, "delta_solve", "delta_scan", "delta_scan_back"),  # in float32
     ("delta", "one state K=V=128"): (PALLAS, "delta_solve", "delta_scan", "delta_scan_back", "delta_read_gradients"),
     ("bucket_scores", "K=128"): (PALLAS, "bucket_scores", "bucket_score_gradients"),
     ("fenwick_step", "K=128"): (PALLAS, "output_operand_alias"),  # states are changed in place

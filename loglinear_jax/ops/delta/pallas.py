@@ -16,9 +16,6 @@ from loglinear_jax.ops.sharding import varying_as
 from loglinear_jax.ops.tree import fitting_chunk_size
 from pallas_kernels import KERNELS
 
-# Where one state goes by `delta_scan`, which makes no map of a chunk. In float32 it loses gradients of strong decays.
-SCANNED = (jnp.bfloat16,)
-
 
 def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
     """As of log-linear attention; and for more than one chunk, where it was faster than plain JAX."""
@@ -42,12 +39,7 @@ def one_state(q, k, v, log_decay, beta, start, *, return_state, chunk_size=None,
     if initial_state is None:
         shape = len(q), v.shape[2], q.shape[-1], v.shape[-1]
         initial_state = varying_as(q, jnp.zeros(shape, log_decay.dtype))
-    if q.dtype in SCANNED:
-        out, state = pallas_kernels.delta_scan(q, k, v, log_decay, beta, initial_state, **sizes)
-    else:
-        out, reads, lost, states = pallas_kernels.delta_chunks(q, k, v, log_decay, beta, None, **sizes)
-        decay = jnp.exp(_log_decay_of_chunks(log_decay, chunk_size))
-        out, state = pallas_kernels.carry_state(out, reads, decay, lost, states, initial_state, precision=precision)
+    out, state = pallas_kernels.delta_scan(q, k, v, log_decay, beta, initial_state, **sizes)
     return out[:, :length], state if return_state else None
 
 
