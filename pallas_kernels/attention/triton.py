@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import highest_bit, next_end, node_height
 from pallas_kernels.attention.tiles import Tiles
@@ -176,7 +177,13 @@ def laid_out(states):
 # --- States: bottom-up through the tree -----------------------------------------------------------------------------
 
 
-def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: Tiles):
+def chunk_states(
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T R V"],
+    decay: Float[Array, "P B H T"],
+    sizes: AttentionSizes,
+    tiles: Tiles,
+) -> Float[Array, "B R N K V"]:
     """State of every node of up to `tiles.span` chunks, built in registers; [B, R, N, K, V].
 
     At the end e of a block of so many chunks stands the state of that block, not yet joined with what comes before.
@@ -222,7 +229,13 @@ def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: Attentio
     store(base + span, root)
 
 
-def merge_states(states, node_decay, sizes: AttentionSizes, tiles: Tiles, size: int):
+def merge_states(
+    states: Float[Array, "B R N K V"],
+    node_decay: Float[Array, "B H n"],
+    sizes: AttentionSizes,
+    tiles: Tiles,
+    size: int,
+) -> Float[Array, "B R N K V"]:
     """Joins nodes of `size` chunks into nodes of up to size * tiles.radix, in place. node_decay [B, H, N / size], log2."""
     radix, elements = tiles.radix, sizes.key_dim * sizes.value_dim
     tile = min(elements, tiles.elements)
@@ -277,8 +290,19 @@ def _lam_by_level(lam, sizes: AttentionSizes):
 
 
 def outputs(
-    q, k, v, decay, lam, since, states, initial, above, sizes: AttentionSizes, tiles: Tiles, keep: bool
-):  # fmt: skip
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T R V"],
+    decay: Float[Array, "P B H T"],
+    lam: Float[Array, "B T H L"],
+    since: Float[Array, "B H N heights"] | None,
+    states: Float[Array, "B R N K V"] | None,
+    initial: Float[Array, "B R U K V"] | None,
+    above: Int[Array, " B"] | None,
+    sizes: AttentionSizes,
+    tiles: Tiles,
+    keep: bool,
+) -> tuple[Float[Array, "B T R V"], Float[Array, "B H heights T"] | None]:
     """(o [B, T, R, V]; weight). since, states and weight are None where nothing is read.
 
     lam [B, T, H, L]; since [B, H, N, heights]: `since_start` of the chunks' decays. keep: whether weight is wanted.
@@ -345,7 +369,14 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
 # --- Backward: states -----------------------------------------------------------------------------------------------
 
 
-def state_gradients(q, do, weight, above, sizes: AttentionSizes, tiles: Tiles):
+def state_gradients(
+    q: Float[Array, "B T G K"],
+    do: Float[Array, "B T R V"],
+    weight: Float[Array, "B H heights T"],
+    above: Int[Array, " B"] | None,
+    sizes: AttentionSizes,
+    tiles: Tiles,
+) -> tuple[Float[Array, "B R N K V"] | None, Float[Array, "B R U K V"] | None]:
     """(Gradient of each state from the chunks that read it, [B, R, N, K, V], of which e = 0 is never written; that of
     `initial`, [B, R, upper, K, V] float32). Each None where there are no such states."""
     launch = tiles.state_gradients
@@ -418,8 +449,15 @@ def _state_gradients_kernel(q_ref, do_ref, weight_ref, gradients_ref, *, sizes: 
 
 
 def spread_gradients(
-    state_gradients, states, above, node_decay, sizes: AttentionSizes, tiles: Tiles, size: int, radix: int
-):
+    state_gradients: Float[Array, "B R N K V"],
+    states: Float[Array, "B R N K V"],
+    above: Float[Array, "B R groups K V"] | None,
+    node_decay: Float[Array, "B H n"],
+    sizes: AttentionSizes,
+    tiles: Tiles,
+    size: int,
+    radix: int,
+) -> tuple[Float[Array, "B R n K V"], Float[Array, "B R n parts"]]:
     """Top-down through the tree: from gradients of nodes of size * radix chunks to those of `size` chunks.
 
     above: gradients of the larger nodes, [B, R, nodes, K, V]; None at the top of the tree, where they are 0. With size 1
@@ -504,7 +542,17 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Atte
 # --- Backward: tokens -----------------------------------------------------------------------------------------------
 
 
-def query_gradients(q, do, weight, states, initial, above, dq, sizes: AttentionSizes, tiles: Tiles):
+def query_gradients(
+    q: Float[Array, "B T G K"],
+    do: Float[Array, "B T R V"],
+    weight: Float[Array, "B H heights T"],
+    states: Float[Array, "B R N K V"] | None,
+    initial: Float[Array, "B R U K V"] | None,
+    above: Int[Array, " B"] | None,
+    dq: Float[Array, "parts B T G K"],
+    sizes: AttentionSizes,
+    tiles: Tiles,
+) -> tuple[Float[Array, "B T G K"], Float[Array, "B R heights T"], Float[Array, "B R T"]]:
     """What reading states gives to those who read. dq: that of `chunk_gradients`.
 
     Returns (dq [B, T, G, K], all of it; read [B, R, read_heights, T], q·S·do for the state S read at each height, not written
@@ -554,7 +602,24 @@ def _query_gradients_kernel(
     dq_ref[:, :] = _fold_heads(one_head, launch.heads, jnp.zeros((chunks * sizes.chunk, sizes.key_dim), jnp.float32))
 
 
-def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: Tiles):
+def chunk_gradients(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T R V"],
+    do: Float[Array, "B T R V"],
+    decay: Float[Array, "P B H T"],
+    lam: Float[Array, "B T H L"],
+    gradients: Float[Array, "B R N K V"] | None,
+    sizes: AttentionSizes,
+    tiles: Tiles,
+) -> tuple[
+    Float[Array, "parts B T G K"],
+    Float[Array, "B T G K"],
+    Float[Array, "B T R V"],
+    Float[Array, "B R inside T"],
+    list[Float[Array, "B R T"]],
+    Float[Array, "B R T"] | None,
+]:
     """What pairs inside a chunk give, and what each chunk's own state gives to its keys and values.
 
     lam [B, T, H, L]; gradients [B, R, N, K, V]: of each chunk's own state, or None where there is one chunk alone.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jaxtyping import Array, Bool, Float, Int
 
 from loglinear_jax.fenwick import fenwick_level, has_left_sibling, num_levels, tree_heights
 from pallas_kernels.common.launch import dot, pad
@@ -108,12 +109,12 @@ def sum_tokens(x, counts, sizes: Sizes):
     return (own + other[..., None]).reshape(*x.shape[:-1], sizes.num_chunks, sizes.chunk)
 
 
-def decay_in_chunk(log_decay, sizes: Sizes):
+def decay_in_chunk(log_decay: Float[Array, "B T H"], sizes: Sizes) -> Float[Array, "P B H T"]:
     """The kernels' `decay`, from [B, T, H] natural logs."""
     return since_chunk_start(log2_decays(log_decay, sizes), sizes)
 
 
-def log2_decays(log_decay, sizes: Sizes):
+def log2_decays(log_decay: Float[Array, "B T H"], sizes: Sizes) -> Float[Array, "P B H T"]:
     """[P, B, H, T], of each token, in parts whose sums over a chunk are exact; from [B, T, H] natural logs."""
     return jnp.stack(log2_decay_parts(jnp.swapaxes(log_decay, 1, 2), sizes))
 
@@ -130,17 +131,17 @@ def log2_decay_parts(log_decay, sizes: Sizes) -> list:
     return [coarse, log2_decay - coarse]
 
 
-def since_chunk_start(parts, sizes: Sizes):
+def since_chunk_start(parts: Float[Array, "P B H T"], sizes: Sizes) -> Float[Array, "P B H T"]:
     """The kernels' `decay` from `log2_decays`."""
     return jnp.stack([sum_tokens(part, np.less_equal, sizes).reshape(part.shape) for part in parts])
 
 
-def chunk_decay_of(decay, sizes: Sizes):
+def chunk_decay_of(decay: Float[Array, "P B H T"], sizes: Sizes) -> Float[Array, "B H N"]:
     """log2 decay over each chunk, [B, H, N]."""
     return jnp.sum(by_chunk(decay, sizes)[..., -1], axis=0)
 
 
-def since_block_start(chunk_decay):
+def since_block_start(chunk_decay: Float[Array, "*axes N"]) -> Float[Array, "*axes N heights"]:
     """[..., N, heights]: the sum of chunks' log decays [..., N] from the start of the chunk's block of 2**height chunks
     up to the chunk. Linear in what is finite, and never a difference."""
     num_chunks = chunk_decay.shape[-1]
@@ -164,7 +165,7 @@ def since_block_start(chunk_decay):
     return since.reshape(*chunk_decay.shape[:-1], blocks * size, heights)[..., :num_chunks, :]
 
 
-def since_start(chunk_decay, sizes: Sizes):
+def since_start(chunk_decay: Float[Array, "*axes N"], sizes: Sizes) -> Float[Array, "*axes N heights"]:
     """`since_block_start`, and at each height above the tree's the sum of all chunks before; [..., N, read_heights]."""
     since = since_block_start(chunk_decay)
     if sizes.upper == 0:
@@ -175,12 +176,14 @@ def since_start(chunk_decay, sizes: Sizes):
     return jnp.concatenate([since, upper], axis=-1)
 
 
-def upper_reads(above, sizes: Sizes):
+def upper_reads(above: Int[Array, " B"], sizes: Sizes) -> Bool[Array, "B U"]:
     """Whether there is a state at each height above the tree's, bool [B, upper]; above [B]: a bit for each."""
     return (above[:, None] >> np.arange(sizes.upper, dtype=np.int32) & 1) != 0
 
 
-def where_read(x, above, sizes: Sizes):
+def where_read(
+    x: Float[Array, "B H heights T"], above: Int[Array, " B"] | None, sizes: Sizes
+) -> Float[Array, "B H heights T"]:
     """x [B, heads, read_heights, T] where a token's chunk reads a state at a height, else 0. above: as in `upper_reads`."""
     reads = has_left_sibling(np.arange(sizes.num_chunks), np.arange(sizes.heights)[:, None])
     reads = np.repeat(reads, sizes.chunk, axis=1)[None, None]
@@ -191,7 +194,12 @@ def where_read(x, above, sizes: Sizes):
     return jnp.where(reads, x, 0.0)
 
 
-def read_decay(decay, since, above, sizes: Sizes):
+def read_decay(
+    decay: Float[Array, "P B H T"],
+    since: Float[Array, "B H N heights"],
+    above: Int[Array, " B"] | None,
+    sizes: Sizes,
+) -> Float[Array, "B H heights T"]:
     """Decay from the end of the state that a token's chunk reads at each height to the token; 0 if it reads none.
 
     Returns [B, H, read_heights, T]. since: `since_start` of the chunks' decays. above: as in `upper_reads`, or None.

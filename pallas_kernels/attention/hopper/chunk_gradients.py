@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper.heads import Heads
 from pallas_kernels.attention.hopper.lams import Lams
@@ -52,7 +53,24 @@ WIDE = 16  # keys of a strip of pairs between two blocks, which all have one lev
 WIDE_PAIRS = (BLOCK, WIDE)
 
 
-def chunk_gradients(q, k, v, do, decay, lam, gradients, sizes: AttentionSizes, tiles: HopperTiles):
+def chunk_gradients(
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T R V"],
+    do: Float[Array, "B T R V"],
+    decay: Float[Array, "P B H T"],
+    lam: Float[Array, "B T H L"],
+    gradients: Float[Array, "B R N V K"] | None,
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+) -> tuple[
+    Float[Array, "parts B T G K"],
+    Float[Array, "B T G K"],
+    Float[Array, "B T R V"],
+    Float[Array, "B R inside T"],
+    list[Float[Array, "B R T"]],
+    Float[Array, "B R T"] | None,
+]:
     """As `attention.triton.chunk_gradients`.
 
     A program has a chunk and some heads, and a warpgroup for each block of keys. Several programs of a group's heads have a

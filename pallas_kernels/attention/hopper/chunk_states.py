@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper.heads import Heads
 from pallas_kernels.attention.hopper.parts import (
@@ -29,7 +30,13 @@ from pallas_kernels.attention.hopper.tiles import HopperTiles
 from pallas_kernels.attention.triton import AttentionSizes
 
 
-def chunk_states(k, v, decay, sizes: AttentionSizes, tiles: HopperTiles):
+def chunk_states(
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T R V"],
+    decay: Float[Array, "P B H T"],
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+) -> Float[Array, "B R N V K"]:
     """States of single chunks and of `tiles.span` chunks, [B, R, N, V, K].
 
     At the end e of a block of so many chunks is the state of that block, not yet joined with what comes before; at others that

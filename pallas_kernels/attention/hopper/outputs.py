@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
 from pallas_kernels.attention.hopper.lams import Lams
@@ -43,8 +44,19 @@ SINCE = 32  # numbers of `since` that are fetched of each head: no tree is highe
 
 
 def outputs(
-    q, k, v, decay, lam, since, states, initial, above, sizes: AttentionSizes, tiles: HopperTiles, keep: bool
-):  # fmt: skip
+    q: Float[Array, "B T G K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T R V"],
+    decay: Float[Array, "P B H T"],
+    lam: Float[Array, "B T H L"],
+    since: Float[Array, "B H N heights"] | None,
+    states: Float[Array, "B R N V K"] | None,
+    initial: Float[Array, "B R U V K"] | None,
+    above: Int[Array, " B"] | None,
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+    keep: bool,
+) -> tuple[Float[Array, "B T R V"], Float[Array, "B H heights T"] | None]:
     """As `attention.triton.outputs`. weight is written only if it is wanted, and only where a state is read.
 
     A program has a chunk and some heads, and a warpgroup for each block of queries.

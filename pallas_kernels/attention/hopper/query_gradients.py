@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
 from pallas_kernels.attention.hopper.parts import (
@@ -36,7 +37,17 @@ from pallas_kernels.attention.triton import AttentionSizes
 HEAD_DEPTH = 2  # heads whose gradients of outputs are in shared memory
 
 
-def query_gradients(q, do, weight, states, initial, above, dq, sizes: AttentionSizes, tiles: HopperTiles):
+def query_gradients(
+    q: Float[Array, "B T G K"],
+    do: Float[Array, "B T R V"],
+    weight: Float[Array, "B H heights T"],
+    states: Float[Array, "B R N V K"] | None,
+    initial: Float[Array, "B R U V K"] | None,
+    above: Int[Array, " B"] | None,
+    dq: Float[Array, "parts B T G K"],
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+) -> tuple[Float[Array, "B T G K"], Float[Array, "B R heights T"], Float[Array, "B R T"]]:
     """As `attention.triton.query_gradients`; read is written only where a state is read.
 
     A program has a chunk and some heads, and a warpgroup for each block of queries. If it has all heads of a group, it adds dq

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
 
 from loglinear_jax.fenwick import highest_bit
 from pallas_kernels.attention.hopper.heads import Heads
@@ -33,7 +34,14 @@ from pallas_kernels.attention.triton import AttentionSizes
 PART = 32  # chunks of which a program adds what they give to a state of what came before
 
 
-def state_gradients(q, do, weight, above, sizes: AttentionSizes, tiles: HopperTiles):
+def state_gradients(
+    q: Float[Array, "B T G K"],
+    do: Float[Array, "B T R V"],
+    weight: Float[Array, "B H heights T"],
+    above: Int[Array, " B"] | None,
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+) -> tuple[Float[Array, "B R N V K"] | None, Float[Array, "B R U V K"] | None]:
     """As `attention.triton.state_gradients`.
 
     A program has a node of the tree, or a state of what came before for a part of the chunks, and some heads, each of which has

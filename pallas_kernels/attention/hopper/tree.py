@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper.parts import F32, launch, program_index
 from pallas_kernels.attention.hopper.tiles import HopperTiles
@@ -17,7 +18,13 @@ ELEMENTS = 512  # of a state that a program has, four a thread
 BY_THREAD = plgpu.Layout.WG_STRIDED((ELEMENTS,), vec_size=4)
 
 
-def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, size: int):
+def merge_states(
+    states: Float[Array, "B R N V K"],
+    node_decay: Float[Array, "B H n"],
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+    size: int,
+) -> Float[Array, "B R N V K"]:
     """Joins nodes of `size` chunks into nodes of up to size * tiles.radix, in place. node_decay [B, H, N / size], log2."""
     radix, heads, num_chunks = tiles.radix, sizes.heads, sizes.num_chunks
     elements = sizes.key_dim * sizes.value_dim
@@ -53,8 +60,15 @@ def merge_states(states, node_decay, sizes: AttentionSizes, tiles: HopperTiles, 
 
 
 def spread_gradients(
-    state_gradients, states, above, node_decay, sizes: AttentionSizes, tiles: HopperTiles, size: int, radix: int
-):
+    state_gradients: Float[Array, "B R N V K"],
+    states: Float[Array, "B R N V K"],
+    above: Float[Array, "B R groups V K"] | None,
+    node_decay: Float[Array, "B H n"],
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+    size: int,
+    radix: int,
+) -> tuple[Float[Array, "B R n V K"], Float[Array, "B R n parts"]]:
     """As `attention.triton.spread_gradients`."""
     heads, num_chunks = sizes.heads, sizes.num_chunks
     elements = sizes.key_dim * sizes.value_dim
