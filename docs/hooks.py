@@ -45,3 +45,10 @@ def on_page_markdown(markdown: str, page, config, files: Files) -> str:
         return relative + (match["anchor"] or "")
 
     return LINK.sub(relink, markdown)
+
+
+def on_page_content(html: str, page, config, files: Files) -> str:
+    """Links in a notebook lead to pages of the site: mkdocs does not see them."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    return re.sub(r'(?<=href=")([^":]+)\.(?:md|ipynb)(?=["#])', r"\1.html", html)
