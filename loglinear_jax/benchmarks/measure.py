@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import json
 import math
+import re
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +20,14 @@ import jax.numpy as jnp
 from tabulate import tabulate
 
 from loglinear_jax import provenance
-from loglinear_jax.command_line import comma_separated, path
+from loglinear_jax.command_line import BadInput, comma_separated, path
 
 
 def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
     """A function that adds a flag to the parser: add(name, default, help, ...). item: of a comma-separated list."""
     parser.add_argument("--output", type=path, help="write OUTPUT.json")
+    help_of_kernels = "at the end, print how often each kernel ran on the GPUs, and its mean time"
+    parser.add_argument("--kernels", action="store_true", help=help_of_kernels)
 
     def add(name: str, default: Any, help: str, item: Any = None, **settings: Any) -> None:
         settings |= {} if item is None else {"type": comma_separated(item)}
@@ -140,3 +146,31 @@ def time_passes(function: Callable[..., Any], inputs: Sequence[tuple], **options
 def both_ms(row: Mapping[str, Any]) -> str:
     """ "0.235 / 1.03": milliseconds forward, and forward + backward."""
     return f"{row['forward_ms']:.3g} / {row['both_ms']:.3g}"
+
+
+@contextlib.contextmanager
+def printing_kernels() -> Iterator[None]:
+    """Prints, at the end, a table of the kernels and copies that GPUs ran meanwhile. Raises BadInput without a GPU."""
+    if jax.default_backend() != "gpu":
+        raise BadInput(f"--kernels: expected a GPU, got {jax.default_backend()}")
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            yield
+        [trace] = Path(folder).rglob("*.xplane.pb")
+        rows = kernel_times(jax.profiler.ProfileData.from_file(str(trace)))
+    print("\n" + tabulate(rows, ["kernel", "launches", "mean ms"], floatfmt=("", "", ".4f"), tablefmt="github"))
+
+
+def kernel_times(profile: jax.profiler.ProfileData) -> list[tuple[str, int, float]]:
+    """(Name, launches, mean milliseconds) of each kernel and copy of a profile, what took longest in all first.
+
+    XLA numbers its kernels; those that differ in that alone are one.
+    """
+    times = collections.defaultdict(list)
+    for plane in profile.planes:
+        for line in plane.lines:
+            if plane.name.startswith("/device:GPU") and line.name.startswith("Stream"):
+                for event in line.events:
+                    times[re.sub(r"(_+\d*)+$", "", event.name)].append(event.duration_ns / 1e6)
+    rows = [(name, len(found), statistics.fmean(found)) for name, found in times.items()]
+    return sorted(rows, key=lambda row: -row[1] * row[2])

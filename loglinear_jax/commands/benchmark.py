@@ -29,4 +29,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.output.name:
             raise BadInput(f"--output: {args.output} is a folder, expected a file's name without .json")
         check_writable(args.output.parent, "--output")
-    return args.measure(args)
+    if not args.kernels:
+        return args.measure(args)
+    from loglinear_jax.benchmarks.measure import printing_kernels
+
+    with printing_kernels():
+        return args.measure(args)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -54,6 +55,21 @@ def test_the_mixer_runs_with_every_lam_and_the_command_says_where_it_comes_from(
     assert cells == [["fixed", "2.5 / 2.5"], ["content", "2.5 / 2.5"]]
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record["lam"][1] == {"λ": "content", "T": 16, "forward_ms": 2.5, "both_ms": 2.5} and record["commit"]
+
+
+def test_kernels_are_counted_whatever_number_xla_gives_them():
+    def line(name, *events):
+        return SimpleNamespace(name=name, events=[SimpleNamespace(name=n, duration_ns=ns) for n, ns in events])
+
+    gpu = [line("Stream #1", ("fusion_1", 2e6), ("outputs", 5e6), ("fusion_2", 1e6)), line("XLA Ops", ("outputs", 9e6))]
+    planes = [SimpleNamespace(name="/device:GPU:0", lines=gpu), SimpleNamespace(name="/host:CPU", lines=gpu)]
+    found = measure.kernel_times(SimpleNamespace(planes=planes))
+    assert found == [("outputs", 1, 5.0), ("fusion", 2, 1.5)]
+
+
+def test_kernels_need_a_gpu(capsys):
+    assert main(["benchmark", "attention", "--kernels"]) == 2
+    assert "--kernels: expected a GPU, got cpu" in capsys.readouterr().err
 
 
 def test_a_peer_that_fails_is_left_out_and_that_is_told_but_not_a_bug(monkeypatch, capsys):
