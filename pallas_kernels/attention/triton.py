@@ -52,6 +52,16 @@ from pallas_kernels.common.chunks import (
 from pallas_kernels.common.launch import COLUMNS, call, for_columns, pad
 from pallas_kernels.common.tiles import Launch
 
+# Arrays by the names above, in the kernels' shapes; those for Hopper have them, too.
+Keys = Float[Array, "B T G K"]
+Values = Float[Array, "B T R V"]
+Decay = Float[Array, "P B H T"]
+Lam = Float[Array, "B T H L"]
+Weight = Float[Array, "B H heights T"]
+NodeDecay = Float[Array, "B H n"]
+Above = Int[Array, " B"]
+ByToken = Float[Array, "B R T"]
+
 PART = 32  # chunks of which a program adds what they give to a state of what came before
 
 
@@ -178,9 +188,9 @@ def laid_out(states):
 
 
 def chunk_states(
-    k: Float[Array, "B T G K"],
-    v: Float[Array, "B T R V"],
-    decay: Float[Array, "P B H T"],
+    k: Keys,
+    v: Values,
+    decay: Decay,
     sizes: AttentionSizes,
     tiles: Tiles,
 ) -> Float[Array, "B R N K V"]:
@@ -231,7 +241,7 @@ def _chunk_states_kernel(k_ref, v_ref, decay_ref, states_ref, *, sizes: Attentio
 
 def merge_states(
     states: Float[Array, "B R N K V"],
-    node_decay: Float[Array, "B H n"],
+    node_decay: NodeDecay,
     sizes: AttentionSizes,
     tiles: Tiles,
     size: int,
@@ -290,19 +300,19 @@ def _lam_by_level(lam, sizes: AttentionSizes):
 
 
 def outputs(
-    q: Float[Array, "B T G K"],
-    k: Float[Array, "B T G K"],
-    v: Float[Array, "B T R V"],
-    decay: Float[Array, "P B H T"],
-    lam: Float[Array, "B T H L"],
+    q: Keys,
+    k: Keys,
+    v: Values,
+    decay: Decay,
+    lam: Lam,
     since: Float[Array, "B H N heights"] | None,
     states: Float[Array, "B R N K V"] | None,
     initial: Float[Array, "B R U K V"] | None,
-    above: Int[Array, " B"] | None,
+    above: Above | None,
     sizes: AttentionSizes,
     tiles: Tiles,
     keep: bool,
-) -> tuple[Float[Array, "B T R V"], Float[Array, "B H heights T"] | None]:
+) -> tuple[Values, Weight | None]:
     """(o [B, T, R, V]; weight). since, states and weight are None where nothing is read.
 
     lam [B, T, H, L]; since [B, H, N, heights]: `since_start` of the chunks' decays. keep: whether weight is wanted.
@@ -370,10 +380,10 @@ def _outputs_kernel(q_ref, k_ref, v_ref, decay_ref, lam_ref, *refs, sizes: Atten
 
 
 def state_gradients(
-    q: Float[Array, "B T G K"],
-    do: Float[Array, "B T R V"],
-    weight: Float[Array, "B H heights T"],
-    above: Int[Array, " B"] | None,
+    q: Keys,
+    do: Values,
+    weight: Weight,
+    above: Above | None,
     sizes: AttentionSizes,
     tiles: Tiles,
 ) -> tuple[Float[Array, "B R N K V"] | None, Float[Array, "B R U K V"] | None]:
@@ -452,7 +462,7 @@ def spread_gradients(
     state_gradients: Float[Array, "B R N K V"],
     states: Float[Array, "B R N K V"],
     above: Float[Array, "B R groups K V"] | None,
-    node_decay: Float[Array, "B H n"],
+    node_decay: NodeDecay,
     sizes: AttentionSizes,
     tiles: Tiles,
     size: int,
@@ -543,16 +553,16 @@ def _spread_gradients_kernel(read_ref, states_ref, decay_ref, *refs, sizes: Atte
 
 
 def query_gradients(
-    q: Float[Array, "B T G K"],
-    do: Float[Array, "B T R V"],
-    weight: Float[Array, "B H heights T"],
+    q: Keys,
+    do: Values,
+    weight: Weight,
     states: Float[Array, "B R N K V"] | None,
     initial: Float[Array, "B R U K V"] | None,
-    above: Int[Array, " B"] | None,
+    above: Above | None,
     dq: Float[Array, "parts B T G K"],
     sizes: AttentionSizes,
     tiles: Tiles,
-) -> tuple[Float[Array, "B T G K"], Float[Array, "B R heights T"], Float[Array, "B R T"]]:
+) -> tuple[Keys, Float[Array, "B R heights T"], ByToken]:
     """What reading states gives to those who read. dq: that of `chunk_gradients`.
 
     Returns (dq [B, T, G, K], all of it; read [B, R, read_heights, T], q·S·do for the state S read at each height, not written
@@ -603,22 +613,22 @@ def _query_gradients_kernel(
 
 
 def chunk_gradients(
-    q: Float[Array, "B T G K"],
-    k: Float[Array, "B T G K"],
-    v: Float[Array, "B T R V"],
-    do: Float[Array, "B T R V"],
-    decay: Float[Array, "P B H T"],
-    lam: Float[Array, "B T H L"],
+    q: Keys,
+    k: Keys,
+    v: Values,
+    do: Values,
+    decay: Decay,
+    lam: Lam,
     gradients: Float[Array, "B R N K V"] | None,
     sizes: AttentionSizes,
     tiles: Tiles,
 ) -> tuple[
     Float[Array, "parts B T G K"],
-    Float[Array, "B T G K"],
-    Float[Array, "B T R V"],
+    Keys,
+    Values,
     Float[Array, "B R inside T"],
-    list[Float[Array, "B R T"]],
-    Float[Array, "B R T"] | None,
+    list[ByToken],
+    ByToken | None,
 ]:
     """What pairs inside a chunk give, and what each chunk's own state gives to its keys and values.
 

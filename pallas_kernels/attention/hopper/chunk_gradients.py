@@ -47,29 +47,29 @@ from pallas_kernels.attention.hopper.parts import (
 )
 from pallas_kernels.attention.hopper.ring import Ring
 from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.attention.triton import AttentionSizes, ByToken, Decay, Keys, Lam, Values
 
 WIDE = 16  # keys of a strip of pairs between two blocks, which all have one level
 WIDE_PAIRS = (BLOCK, WIDE)
 
 
 def chunk_gradients(
-    q: Float[Array, "B T G K"],
-    k: Float[Array, "B T G K"],
-    v: Float[Array, "B T R V"],
-    do: Float[Array, "B T R V"],
-    decay: Float[Array, "P B H T"],
-    lam: Float[Array, "B T H L"],
+    q: Keys,
+    k: Keys,
+    v: Values,
+    do: Values,
+    decay: Decay,
+    lam: Lam,
     gradients: Float[Array, "B R N V K"] | None,
     sizes: AttentionSizes,
     tiles: HopperTiles,
 ) -> tuple[
     Float[Array, "parts B T G K"],
-    Float[Array, "B T G K"],
-    Float[Array, "B T R V"],
+    Keys,
+    Values,
     Float[Array, "B R inside T"],
-    list[Float[Array, "B R T"]],
-    Float[Array, "B R T"] | None,
+    list[ByToken],
+    ByToken | None,
 ]:
     """As `attention.triton.chunk_gradients`.
 

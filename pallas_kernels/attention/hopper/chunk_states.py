@@ -27,13 +27,13 @@ from pallas_kernels.attention.hopper.parts import (
     worker_index,
 )
 from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.attention.triton import AttentionSizes, Decay, Keys, Values
 
 
 def chunk_states(
-    k: Float[Array, "B T G K"],
-    v: Float[Array, "B T R V"],
-    decay: Float[Array, "P B H T"],
+    k: Keys,
+    v: Values,
+    decay: Decay,
     sizes: AttentionSizes,
     tiles: HopperTiles,
 ) -> Float[Array, "B R N V K"]:

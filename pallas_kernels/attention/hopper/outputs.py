@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
 from pallas_kernels.attention.hopper.lams import Lams
@@ -37,26 +37,26 @@ from pallas_kernels.attention.hopper.parts import (
 )
 from pallas_kernels.attention.hopper.ring import Ring
 from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.attention.triton import Above, AttentionSizes, Decay, Keys, Lam, Values, Weight
 from pallas_kernels.common.launch import pad
 
 SINCE = 32  # numbers of `since` that are fetched of each head: no tree is higher, and Pallas fetches whole 128 bytes
 
 
 def outputs(
-    q: Float[Array, "B T G K"],
-    k: Float[Array, "B T G K"],
-    v: Float[Array, "B T R V"],
-    decay: Float[Array, "P B H T"],
-    lam: Float[Array, "B T H L"],
+    q: Keys,
+    k: Keys,
+    v: Values,
+    decay: Decay,
+    lam: Lam,
     since: Float[Array, "B H N heights"] | None,
     states: Float[Array, "B R N V K"] | None,
     initial: Float[Array, "B R U V K"] | None,
-    above: Int[Array, " B"] | None,
+    above: Above | None,
     sizes: AttentionSizes,
     tiles: HopperTiles,
     keep: bool,
-) -> tuple[Float[Array, "B T R V"], Float[Array, "B H heights T"] | None]:
+) -> tuple[Values, Weight | None]:
     """As `attention.triton.outputs`. weight is written only if it is wanted, and only where a state is read.
 
     A program has a chunk and some heads, and a warpgroup for each block of queries.

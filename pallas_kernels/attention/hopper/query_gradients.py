@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
 from pallas_kernels.attention.hopper.parts import (
@@ -32,22 +32,22 @@ from pallas_kernels.attention.hopper.parts import (
 )
 from pallas_kernels.attention.hopper.ring import Ring
 from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.attention.triton import Above, AttentionSizes, ByToken, Keys, Values, Weight
 
 HEAD_DEPTH = 2  # heads whose gradients of outputs are in shared memory
 
 
 def query_gradients(
-    q: Float[Array, "B T G K"],
-    do: Float[Array, "B T R V"],
-    weight: Float[Array, "B H heights T"],
+    q: Keys,
+    do: Values,
+    weight: Weight,
     states: Float[Array, "B R N V K"] | None,
     initial: Float[Array, "B R U V K"] | None,
-    above: Int[Array, " B"] | None,
+    above: Above | None,
     dq: Float[Array, "parts B T G K"],
     sizes: AttentionSizes,
     tiles: HopperTiles,
-) -> tuple[Float[Array, "B T G K"], Float[Array, "B R heights T"], Float[Array, "B R T"]]:
+) -> tuple[Keys, Float[Array, "B R heights T"], ByToken]:
     """As `attention.triton.query_gradients`; read is written only where a state is read.
 
     A program has a chunk and some heads, and a warpgroup for each block of queries. If it has all heads of a group, it adds dq

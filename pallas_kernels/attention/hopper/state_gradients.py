@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import highest_bit
 from pallas_kernels.attention.hopper.heads import Heads
@@ -29,16 +29,16 @@ from pallas_kernels.attention.hopper.parts import (
 )
 from pallas_kernels.attention.hopper.ring import Ring
 from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.attention.triton import Above, AttentionSizes, Keys, Values, Weight
 
 PART = 32  # chunks of which a program adds what they give to a state of what came before
 
 
 def state_gradients(
-    q: Float[Array, "B T G K"],
-    do: Float[Array, "B T R V"],
-    weight: Float[Array, "B H heights T"],
-    above: Int[Array, " B"] | None,
+    q: Keys,
+    do: Values,
+    weight: Weight,
+    above: Above | None,
     sizes: AttentionSizes,
     tiles: HopperTiles,
 ) -> tuple[Float[Array, "B R N V K"] | None, Float[Array, "B R U V K"] | None]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper.parts import F32, launch, program_index
 from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.attention.triton import AttentionSizes, NodeDecay
 from pallas_kernels.common.partition import of_no_axes
 
 ELEMENTS = 512  # of a state that a program has, four a thread
@@ -20,7 +20,7 @@ BY_THREAD = plgpu.Layout.WG_STRIDED((ELEMENTS,), vec_size=4)
 
 def merge_states(
     states: Float[Array, "B R N V K"],
-    node_decay: Float[Array, "B H n"],
+    node_decay: NodeDecay,
     sizes: AttentionSizes,
     tiles: HopperTiles,
     size: int,
@@ -63,7 +63,7 @@ def spread_gradients(
     state_gradients: Float[Array, "B R N V K"],
     states: Float[Array, "B R N V K"],
     above: Float[Array, "B R groups V K"] | None,
-    node_decay: Float[Array, "B H n"],
+    node_decay: NodeDecay,
     sizes: AttentionSizes,
     tiles: HopperTiles,
     size: int,
