@@ -30,7 +30,7 @@ def fenwick_attention(
     k: Float[Array, "B T G K"],
     v: Float[Array, "B T H V"],
     log_decay: Float[Array, "B T H"],
-    lam: Float[Array, "B T H L"],
+    lam: Float[Array, "B T H L"] | None,
     *,
     chunk_size: int | None = None,
     precision: PrecisionLike = None,
@@ -54,7 +54,8 @@ def fenwick_attention(
       q, k: [B, T, G, K], float32 or bfloat16, both and v alike; K and V from 16 to 256.
       v: [B, T, H, V], H a multiple of G.
       log_decay: [B, T, H] float32, ≤ 0.
-      lam: [B, T, H, L] float32, L ≥ ceil(log2 T) + 1.
+      lam: [B, T, H, L] float32, L ≥ ceil(log2 T) + 1. None: λ ≡ 1, for which the kernels for Hopper keep one state instead of a
+        tree, in O(T); then the arguments from `initial` on, except `segmented`, are left out.
       chunk_size: tokens a tile, a power of two from 16 to 128 (64 for float32); chosen if None.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
       tiles: how to cut the work into programs, and with it whose kernels to take: those for Hopper GPUs, or those for any
@@ -75,14 +76,22 @@ def fenwick_attention(
     """
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
-    tiles = _tiles_for(q, v, chunk_size, precision, tiles)
+    tiles = _tiles_for(q, v, chunk_size, precision, tiles, one_state=lam is None)
     sizes = sizes_for(batch, length, groups, heads, key_dim, value_dim, q.dtype, precision, tiles)
     tiles = tiles.fitted(sizes.group_heads, sizes.value_blocks, groups)
     q, k = (pad(x, (1, sizes.length), (3, sizes.key_dim)) for x in (q, k))
     v = pad(v, (1, sizes.length), (3, sizes.value_blocks * sizes.value_dim))
     v = v.reshape(*v.shape[:2], sizes.all_heads, sizes.value_dim)
-    log_decay, lam = (pad(x, (1, sizes.length)) for x in (log_decay, lam))
-    sizes = dataclasses.replace(sizes, segmented=segmented and tiles.backend == "triton")
+    log_decay = pad(log_decay, (1, sizes.length))
+    sizes = dataclasses.replace(
+        sizes,
+        segmented=segmented and tiles.backend == "triton",
+        one_state=lam is None and tiles.backend == "hopper",
+    )
+    if lam is None:  # one state's kernels read none: a level is there for its heads
+        levels = 1 if sizes.one_state else sizes.levels
+        lam = vary_as(jnp.ones((*log_decay.shape, levels), jnp.float32), log_decay)
+    lam = pad(lam, (1, sizes.length))
     if exchange is not None:
         sizes = dataclasses.replace(sizes, upper=exchange.upper)
         out = _differentiable_piece(sizes, tiles, exchange)(q, k, v, log_decay, lam, own, over)
@@ -111,7 +120,9 @@ def chunk_of_attention(
     return _tiles_for(q, v, chunk_size, precision, None).chunk
 
 
-def _tiles_for(q, v, chunk_size, precision, chosen: Tiles | HopperTiles | None) -> Tiles | HopperTiles:
+def _tiles_for(
+    q, v, chunk_size, precision, chosen: Tiles | HopperTiles | None, one_state: bool = False
+) -> Tiles | HopperTiles:
     """Those that are chosen, or chosen here, with chunks of this size if one is given."""
     batch, length, groups, key_dim = q.shape
     heads, value_dim = v.shape[2:]
@@ -121,7 +132,7 @@ def _tiles_for(q, v, chunk_size, precision, chosen: Tiles | HopperTiles | None) 
     if backend == "hopper":
         tiles = choose_hopper_tiles(length, value_dim)
         tiles = tiles if chunk_size is None else tiles.with_chunk(chunk_size)
-        return tiles.filling(heads // groups, groups, length, batch)
+        return tiles.filling(heads // groups, groups, length, batch, one_state)
     tiles = choose_tiles(length, tile_for(key_dim), value_dim, q.dtype, precision)
     tiles = tiles if chunk_size is None else tiles.with_chunk(chunk_size)
     return tiles.in_shared_memory(tile_for(key_dim), q.dtype)
@@ -423,7 +434,10 @@ def _backward(
         of_queries, read = [*of_queries, of_reads], by_head(read)
     else:
         dq = jnp.sum(dq, axis=0).astype(q.dtype)
-    dlam, d_since = lam_gradient(by_head(dlam), read, weight, decay, since, lam.shape[-1], sizes, above)
+    if sizes.one_state:  # where `since` is 0, and so is its gradient
+        dlam, d_since = jnp.zeros_like(lam), since
+    else:
+        dlam, d_since = lam_gradient(by_head(dlam), read, weight, decay, since, lam.shape[-1], sizes, above)
     if sizes.read_heights:
         # What lies between the chunks of a query and of a key decays as a whole.
         if d_end is not None:
@@ -433,7 +447,7 @@ def _backward(
         if d_end is not None:
             of_chunks = of_chunks.at[:, :, last_chunk].add(jnp.sum(at_end, axis=2))
     if sizes.heights:
-        of_chunks += _sum_over_reads(by_head(d_merge))
+        of_chunks += d_merge if sizes.one_state else _sum_over_reads(by_head(d_merge))
         of_keys = by_head(of_keys)
     d_log_decay = decay_gradient([by_head(x) for x in of_queries], of_keys, of_chunks, log_decay, sizes)
     found = [dq, dk, dv, d_log_decay, dlam]
@@ -445,9 +459,11 @@ def _backward(
 
 
 def _states(k, v, decay, chunk_decay, sizes: AttentionSizes, tiles: Tiles | HopperTiles):
-    """Bottom-up: the state of every node that is read."""
+    """Bottom-up: the state of every node that is read; or one state before every chunk."""
     scan, size = _scan_of(tiles), min(tiles.span, 1 << sizes.heights)
     states = scan.chunk_states(k, v, decay, sizes, tiles)
+    if sizes.one_state:
+        return changed_in_place(scan.scan_states(states, chunk_decay, sizes, tiles)[0])
     while 2 * size < sizes.num_chunks:
         states = changed_in_place(scan.merge_states(states, _node_decay(chunk_decay, size), sizes, tiles, size))
         size *= tiles.radix
@@ -460,6 +476,9 @@ def _chunk_gradients(state_gradients, d_root, states, chunk_decay, sizes: Attent
     Returns (the gradient of every chunk's own state; d_merge [B, R, N], at e that of the log decay of any chunk which state[e]
     passes on its way up).
     """
+    if sizes.one_state:
+        above, d_merge = _scan_of(tiles).scan_states(state_gradients, chunk_decay, sizes, tiles, states)
+        return changed_in_place(above), d_merge
     stages = [1]
     while stages[-1] * tiles.radix < sizes.num_chunks:
         stages.append(stages[-1] * tiles.radix)

@@ -10,6 +10,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import pallas_kernels
+from loglinear_jax import gated_linear_attention
+from loglinear_jax.ops.positions import forgetting
 from pallas_kernels import UnsupportedError, fenwick_attention, registry
 from pallas_kernels.attention import backends
 from pallas_kernels.attention.backends import BACKENDS, choose_backend
@@ -17,7 +19,7 @@ from pallas_kernels.attention.hopper.tiles import HopperTiles, choose_hopper_til
 from pallas_kernels.common import support
 from pallas_kernels.common.gpu import GPUS, as_if_on
 from tests.ops.inputs import relative_error
-from tests.pallas_kernels.modes import results, value_and_gradients
+from tests.pallas_kernels.modes import assert_exact_enough, exact_results, results, value_and_gradients
 from tests.pallas_kernels.test_fenwick_attention import (
     ATTENTION,
     check_continued,
@@ -59,6 +61,30 @@ def test_outputs_and_gradients(shape):
     sizes, changes = SHAPES[shape]
     tiles = HopperTiles(**{"value_block": 64 * -(-sizes[-1] // 64), "rows": 1 if sizes[1] <= 64 else 2} | changes)
     ATTENTION.check("bf16", sizes, tiles=tiles)
+
+
+ONE_STATE = {  # chunks by their number; where segments start
+    "1": ((1, 100, 1, 2, 64, 48), {}, [64]),
+    "2, heads in groups, wide": ((1, 200, 1, 3, 128, 128), dict(state_gradients=1), []),
+    "3, groups in programs": ((1, 300, 2, 2, 64, 64), dict(outputs=2, query_gradients=2, chunk_gradients=2), []),
+    "5 of one block, heads in groups and programs": ((1, 300, 2, 4, 64, 64), dict(rows=1, outputs=1, chunk_gradients=1), []),
+    "7, in several blocks of the scan": ((1, 800, 1, 2, 64, 64), dict(radix=4), []),
+    "segments": ((1, 300, 1, 2, 64, 64), {}, [3, 64, 100, 127, 128, 129, 130]),
+}
+
+
+@pytest.mark.parametrize("shape", ONE_STATE)
+def test_one_state(shape):
+    (batch, length, *sizes), changes, starts = ONE_STATE[shape]
+    starts = jnp.asarray(np.isin(np.arange(length), starts)[None])
+    tiles = HopperTiles(**dict(value_block=64 * -(-sizes[-1] // 64)) | changes)
+
+    def attend(q, k, v, log_decay):
+        return fenwick_attention(q, k, v, forgetting(log_decay, starts), None, tiles=tiles)
+
+    *inputs, _ = inputs_of("bf16", batch, length, *sizes, min_decay=-0.05)  # so slow that the first chunks count
+    exact = functools.partial(gated_linear_attention, segment_ids=jnp.cumsum(starts, axis=1), implementation="parallel")
+    assert_exact_enough("bf16", "oqkvg", results(attend, inputs), exact_results(exact, inputs))
 
 
 @pytest.mark.parametrize("decay", ["none", "strong", "reset"])
@@ -151,25 +177,33 @@ def test_what_kernels_change_in_place_is_not_collected_as_such(compiling_for_a_g
     assert re.search(r"hopper_merge_states(?s:.)*?optimization_barrier(?s:.)*?dynamic_update", text)
 
 
-KERNELS = (
-    "chunk_states", "merge_states", "outputs", "state_gradients", "spread_gradients", "query_gradients", "chunk_gradients",
-)  # fmt: skip
+KERNELS = ("chunk_states", "outputs", "state_gradients", "query_gradients", "chunk_gradients")
+TREE, ONE = ("merge_states", "spread_gradients"), ("prefix_states", "suffix_gradients")
 
 
 # With 16 sequences a program has several heads, or groups.
 @pytest.mark.parametrize(
-    ("dims", "x64", "batch", "groups"),
-    [((64, 64), False, 16, 4), ((128, 64), True, 1, 1), ((128, 64), False, 16, 1), ((128, 128), False, 16, 4)],
+    ("dims", "x64", "batch", "groups", "joins"),
+    [
+        ((64, 64), False, 16, 4, TREE),
+        ((128, 64), True, 1, 1, TREE),
+        ((128, 64), False, 16, 1, TREE),
+        ((128, 128), False, 16, 4, TREE),
+        ((64, 64), False, 16, 4, ONE),
+        ((128, 128), True, 1, 1, ONE),
+    ],
 )
-def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, x64, batch, groups):
+def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, x64, batch, groups, joins):
     """All of it, without a GPU; without Triton; and under jax_enable_x64."""
     monkeypatch.setattr(support, "compute_capability", lambda: (9, 0))
     monkeypatch.setattr(support, "triton", None)
-    inputs = inputs_of("bf16", batch, 700, groups, 4, *dims)
+    *inputs, lam = inputs_of("bf16", batch, 700, groups, 4, *dims)
+    lam = [lam] if joins == TREE else []
+    attend = lambda *x: fenwick_attention(*x, *[None][len(lam) :])  # noqa: E731
     with jax.enable_x64(x64):
-        text = jax.jit(functools.partial(value_and_gradients, fenwick_attention)).trace(inputs)
+        text = jax.jit(functools.partial(value_and_gradients, attend)).trace([*inputs, *lam])
         text = text.lower(lowering_platforms=("cuda",)).as_text()
-    assert all(f"hopper_{kernel}" in text for kernel in KERNELS)
+    assert [name for name in (*KERNELS, *TREE, *ONE) if f"hopper_{name}" in text] == [*KERNELS, *joins]
 
 
 @pytest.mark.parametrize(

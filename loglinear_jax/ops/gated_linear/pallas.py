@@ -5,10 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 import pallas_kernels
-from loglinear_jax.fenwick import num_levels
 from loglinear_jax.ops.gated_linear.parallel import with_states
 from loglinear_jax.ops.positions import forgetting
-from loglinear_jax.ops.sharding import varying_as
 from pallas_kernels import KERNELS
 
 
@@ -20,7 +18,6 @@ def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
 
 def attend(q, k, v, log_decay, start, *, return_state, chunk_size=None, precision=None):
     """Log-linear attention with λ ≡ 1; states in and out by plain JAX."""
-    lam = varying_as(log_decay, jnp.ones((*log_decay.shape, num_levels(log_decay.shape[1])), jnp.float32))
     options = dict(chunk_size=chunk_size, precision=precision, segmented=start.starts is not None)
-    out = pallas_kernels.fenwick_attention(q, k, v, forgetting(log_decay, start.starts), lam, **options)
+    out = pallas_kernels.fenwick_attention(q, k, v, forgetting(log_decay, start.starts), None, **options)
     return with_states(out, q, k, v, log_decay, start, return_state, precision)

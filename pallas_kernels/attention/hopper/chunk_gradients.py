@@ -67,7 +67,7 @@ def chunk_gradients(
     Float[Array, "parts B T G K"],
     Keys,
     Values,
-    Float[Array, "B R inside T"],
+    Float[Array, "B R inside T"] | None,
     list[ByToken],
     ByToken | None,
 ]:
@@ -94,7 +94,7 @@ def chunk_gradients(
             do=tiled(depth, rows, BLOCK, value_dim),
             gradient=tiled(depth, value_dim, key_dim),
             decay=plain(depth, rows, BLOCK),
-            lam=plain(depth, rows, BLOCK, lams.fetched),
+            lam=lams.slots(depth, rows),
         )
 
     once = dict(weights=tiled(rows, *PAIRS)) | ({} if heads.own_keys else keys_of(1))
@@ -104,7 +104,7 @@ def chunk_gradients(
     of_tree = 0 if gradients is None else 1
     barriers = (
         plgpu.Barrier(num_arrivals=2 * rows),
-        plgpu.Barrier(num_arrivals=(4 + 2 * heads.own_keys) * rows + of_tree, num_barriers=depth),
+        plgpu.Barrier(num_arrivals=(3 + lams.copies + 2 * heads.own_keys) * rows + of_tree, num_barriers=depth),
         plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
         plgpu.Barrier(),
         plgpu.Barrier(),
@@ -130,7 +130,7 @@ def chunk_gradients(
         dq=jax.ShapeDtypeStruct((heads.parts, *q.shape), q.dtype if heads.parts == 1 else F32),
         dk=jax.ShapeDtypeStruct((heads.parts, *k.shape), k.dtype if heads.parts == 1 else F32),
         dv=jax.ShapeDtypeStruct(v.shape, v.dtype),
-        dlam=by_token_type(sizes, sizes.levels_inside),
+        dlam=None if sizes.one_state else by_token_type(sizes, sizes.levels_inside),
         of_block=by_token,
         of_keys=None if gradients is None else by_token,
         of_two_blocks=by_token if rows > 1 else None,
@@ -242,7 +242,7 @@ class _Head:
         return plgpu.load(here, layout=BY_COLUMN)
 
     def lam(self, level: int, row):
-        return self.program.lams.load(self.program.shared.lam.at[self.slot, row], self.head, level)
+        return self.program.lams.load(self.program.shared.lam, self.slot, row, self.head, level)
 
     def weigh(self, row):
         """(scores, do·v) of a block of queries with the own keys and values."""
@@ -268,8 +268,7 @@ def _fetch_all(program: _Program) -> None:
             plgpu.copy_gmem_to_smem(ref.v.at[sequence, tokens(row), head], shared.v.at[slot, row], full)
             plgpu.copy_gmem_to_smem(ref.do.at[sequence, tokens(row), head], shared.do.at[slot, row], full)
             plgpu.copy_gmem_to_smem(ref.decay.at[sequence, head, tokens(row)], shared.decay.at[slot, row], full)
-            source = lams.source(ref.lam, sequence, tokens(row), head)
-            plgpu.copy_gmem_to_smem(source, shared.lam.at[slot, row], full)
+            lams.fetch(ref.lam, sequence, tokens(row), head, shared.lam, slot, row, full)
         if ref.gradients is not None:
             plgpu.copy_gmem_to_smem(ref.gradients.at[sequence, head, program.index], shared.gradient.at[slot], full)
 
@@ -369,7 +368,8 @@ def _own_block(head: _Head, since, d_scores, own_scores):
         weight = jnp.where(pairs.is_before(strip), of_scores * decayed * lam, 0.0).astype(program.own_weights.dtype)
         by_query += weight.astype(F32) * of_weights
         of_weights *= decayed
-        d_lams.add(strip, pairs, of_scores * of_weights)
+        if ref.dlam is not None:
+            d_lams.add(strip, pairs, of_scores * of_weights)
         weight, d_score, near_lam, by_query = d_lams.keep(
             weight, d_scores[strip] + lam * of_weights, near_lam, by_query
         )
@@ -384,7 +384,7 @@ def _own_block(head: _Head, since, d_scores, own_scores):
     program.own_weights[...] = jnp.concatenate(weights, axis=1)
     plgpu.commit_smem()
     by_query = jnp.sum(by_query, axis=1)
-    for level, d_lam in enumerate(d_lams.sums(Pairs())):
+    for level, d_lam in enumerate(d_lams.sums(Pairs()) if ref.dlam is not None else ()):
         ref.dlam[*here, level, program.tokens(worker)] = d_lam
     if program.rows > 1:
 
@@ -392,7 +392,8 @@ def _own_block(head: _Head, since, d_scores, own_scores):
         def _():
             # The pairs of the two blocks are of the last level, and no other tokens have any of it.
             nothing = zeros_by_row()
-            ref.dlam[*here, LEVELS_IN_BLOCK, program.tokens(0)] = nothing
+            if ref.dlam is not None:
+                ref.dlam[*here, LEVELS_IN_BLOCK, program.tokens(0)] = nothing
             ref.of_two_blocks[*here, program.tokens(0)] = nothing
 
     dv = product(program.own_weights.T, head.do(worker), program.value_shape)
@@ -431,7 +432,8 @@ def _between_block(head: _Head, row, first_of_keys):
     def _():
         shared.between[...] = plgpu.load(shared.between, layout=TILE) + d_between
 
-    ref.dlam[*here, LEVELS_IN_BLOCK, program.tokens(row)] = to_query * jnp.sum(d_lam_sum, axis=1)
+    if ref.dlam is not None:
+        ref.dlam[*here, LEVELS_IN_BLOCK, program.tokens(row)] = to_query * jnp.sum(d_lam_sum, axis=1)
     ref.of_two_blocks[*here, program.tokens(row)] = jnp.sum(weighted_sum, axis=1)
     return product(program.own_weights.T, head.do(row), program.value_shape)
 

@@ -37,12 +37,13 @@ def chunk_states(
     sizes: AttentionSizes,
     tiles: HopperTiles,
 ) -> Float[Array, "B R N V K"]:
-    """States of single chunks and of `tiles.span` chunks, [B, R, N, V, K].
+    """States of single chunks and, unless there is one state, of `tiles.span` chunks, [B, R, N, V, K].
 
     At the end e of a block of so many chunks is the state of that block, not yet joined with what comes before; at others that
     of chunk e - 1. A program has the chunks of a block, 1 or 2, and some heads, which its warpgroups share.
     """
-    rows, heads, span = sizes.chunk // BLOCK, Heads(sizes, tiles.chunk_states), min(tiles.span, 1 << sizes.heights)
+    rows, heads = sizes.chunk // BLOCK, Heads(sizes, tiles.chunk_states)
+    span = 1 if sizes.one_state else min(tiles.span, 1 << sizes.heights)
     assert not heads.own_keys
     chunk, num_chunks, key_dim, value_dim = sizes.chunk, sizes.num_chunks, sizes.key_dim, sizes.value_dim
     workers = tiles.sharing_warpgroups(heads.number)

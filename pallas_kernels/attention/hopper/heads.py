@@ -82,6 +82,8 @@ def for_states_read(ref, sizes: AttentionSizes, sequence, chunk, body, carry):
 
         return lax.while_loop(lambda x: x[0] != 0, step, (bits, carry))[1]
 
+    if sizes.one_state and sizes.heights:
+        return lax.fori_loop(0, jnp.minimum(chunk, 1), lambda _, carry: body(0, ref.states, chunk, carry), carry)
     if sizes.heights:
         carry = read(ref.states, 0, chunk, True, carry)
     if sizes.upper:

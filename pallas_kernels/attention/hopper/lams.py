@@ -7,13 +7,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.hopper.parts import BY_ROW
+from pallas_kernels.attention.hopper.parts import BLOCK, BY_ROW, plain
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.launch import pad
 
 
 class Lams:
-    """λ [B, T, H, L] as kernels fetch it: of a block's tokens and a head, the `needed` first levels.
+    """λ [B, T, H, L] as kernels fetch it: of a block's tokens and a head, the `needed` first levels; none of one state's, λ ≡ 1.
 
     TMA takes FLOATS numbers at a time, 16 bytes, and begins at multiples of so many; a start elsewhere ends in an illegal
     instruction. So what lies around the levels comes with them. An odd multiple of FLOATS a token leaves the tokens that a
@@ -23,6 +23,9 @@ class Lams:
     FLOATS = 4
 
     def __init__(self, lam, needed: int, sizes: AttentionSizes):
+        self.operand, self.copies = None, 0 if sizes.one_state else 1
+        if sizes.one_state:
+            return
         levels = max(lam.shape[3], sizes.levels)
         while levels * sizes.heads % self.FLOATS:
             levels += 1
@@ -36,10 +39,18 @@ class Lams:
         first = lax.div(head * self.levels, self.FLOATS) * self.FLOATS
         return jnp.minimum(first, self.width - self.fetched)
 
-    def source(self, lam_ref, sequence, tokens, head):
-        return lam_ref.at[sequence, tokens, pl.ds(self._start(head), self.fetched)]
+    def slots(self, depth: int, rows: int):
+        """Shared memory for so many heads, of so many blocks."""
+        return plain(depth, rows, BLOCK, self.fetched) if self.copies else None
 
-    def load(self, fetched_ref, head, level):
+    def fetch(self, lam_ref, sequence, tokens, head, fetched_ref, slot, row, barrier) -> None:
+        if self.copies:
+            source = lam_ref.at[sequence, tokens, pl.ds(self._start(head), self.fetched)]
+            plgpu.copy_gmem_to_smem(source, fetched_ref.at[slot, row], barrier)
+
+    def load(self, fetched_ref, slot, row, head, level):
         """[tokens] of a level."""
-        here = fetched_ref.at[:, head * self.levels - self._start(head) + level]
+        if not self.copies:
+            return 1.0
+        here = fetched_ref.at[slot, row].at[:, head * self.levels - self._start(head) + level]
         return plgpu.load(here, layout=BY_ROW, optimized=False)  # as tokens are not next to each other

@@ -75,7 +75,7 @@ def outputs(
         return (keys_of(depth) if heads.own_keys else {}) | dict(
             v=tiled(depth, rows, BLOCK, value_dim),
             vec_decay=plain(depth, rows, BLOCK),
-            vec_lam=plain(depth, rows, BLOCK, lams.fetched),
+            vec_lam=lams.slots(depth, rows),
         )
 
     once = dict(out=tiled(rows, BLOCK, value_dim), vec_since=plain(heads.number, SINCE))
@@ -116,8 +116,7 @@ def outputs(
                     plgpu.copy_gmem_to_smem(
                         ref.decay.at[sequence, head, tokens(row)], shared.vec_decay.at[slot, row], full
                     )
-                    source = lams.source(ref.lam, sequence, tokens(row), head)
-                    plgpu.copy_gmem_to_smem(source, shared.vec_lam.at[slot, row], full)
+                    lams.fetch(ref.lam, sequence, tokens(row), head, shared.vec_lam, slot, row, full)
 
                 def fetch_state(height, states, place, count):
                     del height
@@ -182,7 +181,7 @@ def outputs(
                 since = plgpu.load(shared.vec_decay.at[head_slot, worker], layout=BY_ROW)
 
                 def lam_of(level):
-                    return lams.load(shared.vec_lam.at[head_slot, worker], head, level)
+                    return lams.load(shared.vec_lam, head_slot, worker, head, level)
 
                 lam = [lam_of(level) for level in range(sizes.levels_inside)]
                 out = in_chunk(head_slot, scores, scores_before, since, lam)
@@ -222,7 +221,7 @@ def outputs(
         staged=tiled(rows, *PAIRS) if sizes.interpret else None,
         barriers=(
             plgpu.Barrier(num_arrivals=max(2 * rows * (not heads.own_keys) + reads_states, 1)),
-            plgpu.Barrier(num_arrivals=(3 + 2 * heads.own_keys) * rows, num_barriers=head_depth),
+            plgpu.Barrier(num_arrivals=(2 + lams.copies + 2 * heads.own_keys) * rows, num_barriers=head_depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=head_depth),
             plgpu.Barrier(num_barriers=depth),
             plgpu.Barrier(num_arrivals=rows, num_barriers=depth),

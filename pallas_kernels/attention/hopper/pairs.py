@@ -49,18 +49,22 @@ class Pairs:
         return jnp.where(rowwise(self.query >= strip * STRIP, STRIP_PAIRS), x, before)
 
     def near_lam(self, lams):
-        """lams[level] [queries] of each pair's level, where query and key are of one strip."""
+        """lams[level] [queries] of each pair's level, where query and key are of one strip; None if λ ≡ 1."""
+        if isinstance(lams[0], float):
+            return None
         lam, near = rowwise(lams[NEAR_LEVELS - 1], STRIP_PAIRS), self.near()
         for level in reversed(range(NEAR_LEVELS - 1)):
             lam = jnp.where(near < 1 << level, rowwise(lams[level], STRIP_PAIRS), lam)
         return lam
 
     def lam(self, strip: int, near_lam, lams):
-        """lams[level] [queries] of each pair's level; any where the key comes later.
+        """lams[level] [queries] of each pair's level, any where the key comes later; 1 if λ ≡ 1.
 
         A query of a later strip is at level NEAR_LEVELS + i, where i is the highest bit in which the numbers of the two strips
         differ, and this one's has it not: there are as few levels as it has such bits.
         """
+        if near_lam is None:
+            return 1.0
         lam = None
         for bit in reversed(missing_bits(strip)):
             level = lams[NEAR_LEVELS + bit]

@@ -15,7 +15,7 @@ from pallas_kernels.attention.hopper.chunk_states import chunk_states
 from pallas_kernels.attention.hopper.outputs import outputs
 from pallas_kernels.attention.hopper.query_gradients import query_gradients
 from pallas_kernels.attention.hopper.state_gradients import state_gradients
-from pallas_kernels.attention.hopper.tree import merge_states, spread_gradients
+from pallas_kernels.attention.hopper.tree import merge_states, scan_states, spread_gradients
 
 __all__ = [
     "chunk_gradients",
@@ -24,6 +24,7 @@ __all__ = [
     "merge_states",
     "outputs",
     "query_gradients",
+    "scan_states",
     "spread_gradients",
     "state_gradients",
 ]

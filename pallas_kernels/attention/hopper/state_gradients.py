@@ -32,6 +32,7 @@ from pallas_kernels.attention.hopper.tiles import HopperTiles
 from pallas_kernels.attention.triton import Above, AttentionSizes, Keys, Values, Weight
 
 PART = 32  # chunks of which a program adds what they give to a state of what came before
+CHUNKS = 4  # of which a program has the gradients of what they read, where that is one state
 
 
 def state_gradients(
@@ -52,6 +53,8 @@ def state_gradients(
     assert not heads.own_keys
     key_dim, value_dim, num_chunks, heights = sizes.key_dim, sizes.value_dim, sizes.num_chunks, sizes.heights
     nodes, parts = (1 << heights) - 1, -(-num_chunks // PART)
+    if sizes.one_state:
+        nodes = -(-(num_chunks - 1) // CHUNKS)
 
     def slots(depth: int):
         """Shared memory for so many blocks of queries."""
@@ -76,6 +79,9 @@ def state_gradients(
         one = jnp.int32(1)
         end = lax.shift_left(2 * (number - lax.shift_left(one, level)) + 1, jnp.maximum(height, 0))
         start, stop = end, end + lax.shift_left(one, jnp.maximum(height, 0))
+        if sizes.one_state:
+            height, end = 0, 1 + program * CHUNKS
+            start, stop = end, end + CHUNKS
         upper = part = jnp.int32(0)
         if sizes.upper:
             upper, part = lax.div(program - nodes, parts), lax.rem(program - nodes, parts)
@@ -108,37 +114,45 @@ def state_gradients(
 
         @pl.when(jnp.logical_and(exists, worker < workers))
         def _multiply():
-            def add_all(sum_ref):
-                def add_block(index, _):
-                    slot = ring.to_use(index)
-                    own_do = shared.do.at[slot, worker]
-                    by_row = plgpu.load(shared.weight.at[slot, worker], layout=BY_ROW)
-                    values = plgpu.load(own_do, layout=TILE).astype(F32)
-                    own_do[...] = (rowwise(by_row, (BLOCK, value_dim)) * values).astype(own_do.dtype)
-                    plgpu.commit_smem()
-                    plgpu.wgmma(sum_ref, own_do.T, shared.q.at[slot])
-                    plgpu.wgmma_wait(0)
-                    ring.release(slot)
+            count, blocks = (lax.div(readers, rows), rows) if sizes.one_state else (1, readers)
 
-                lax.fori_loop(0, readers, add_block, None)
-                return sum_ref[...]
+            def one_state(number, _):
+                """The gradient of a state, from so many blocks."""
 
-            gradient = lax.optimization_barrier(pl.run_scoped(add_all, plgpu.ACC((value_dim, key_dim), F32)))
-            shared.out[worker] = gradient.astype(shared.out.dtype)
-            plgpu.commit_smem()
-            if heights:
+                def add_all(sum_ref):
+                    def add_block(index, _):
+                        slot = ring.to_use(index)
+                        own_do = shared.do.at[slot, worker]
+                        by_row = plgpu.load(shared.weight.at[slot, worker], layout=BY_ROW)
+                        values = plgpu.load(own_do, layout=TILE).astype(F32)
+                        own_do[...] = (rowwise(by_row, (BLOCK, value_dim)) * values).astype(own_do.dtype)
+                        plgpu.commit_smem()
+                        plgpu.wgmma(sum_ref, own_do.T, shared.q.at[slot])
+                        plgpu.wgmma_wait(0)
+                        ring.release(slot)
 
-                @pl.when(in_tree)
-                def _():
-                    plgpu.copy_smem_to_gmem(shared.out.at[worker], ref.gradients.at[sequence, first + worker, end])
+                    lax.fori_loop(number * blocks, (number + 1) * blocks, add_block, None)
+                    return sum_ref[...]
 
-            if sizes.upper:
+                gradient = lax.optimization_barrier(pl.run_scoped(add_all, plgpu.ACC((value_dim, key_dim), F32)))
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the state before
+                shared.out[worker] = gradient.astype(shared.out.dtype)
+                plgpu.commit_smem()
+                if heights:
 
-                @pl.when(jnp.logical_not(in_tree))
-                def _():
-                    place = (part, sequence, first + worker, upper)
-                    plgpu.copy_smem_to_gmem(shared.out.at[worker], ref.initial.at[place])
+                    @pl.when(in_tree)
+                    def _():
+                        place = (sequence, first + worker, end + number)
+                        plgpu.copy_smem_to_gmem(shared.out.at[worker], ref.gradients.at[place])
 
+                if sizes.upper:
+
+                    @pl.when(jnp.logical_not(in_tree))
+                    def _():
+                        place = (part, sequence, first + worker, upper)
+                        plgpu.copy_smem_to_gmem(shared.out.at[worker], ref.initial.at[place])
+
+            lax.fori_loop(0, count, one_state, None)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     barriers = dict(

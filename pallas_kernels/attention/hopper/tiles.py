@@ -80,7 +80,9 @@ class HopperTiles:
         most = self.warpgroups if self.value_block <= 64 else 1  # a larger state takes the registers of several
         return max(number for number in range(1, most + 1) if heads % number == 0)
 
-    def filling(self, group_heads: int, groups: int, length: int, sequences: int = 1) -> HopperTiles:
+    def filling(
+        self, group_heads: int, groups: int, length: int, sequences: int = 1, one_state: bool = False
+    ) -> HopperTiles:
         """The same with so many heads a program, and no more than now, that the multiprocessors are done soonest.
 
         groups: of a sequence. A program has a chunk of heads, in `chunk_states` `span` chunks.
@@ -90,17 +92,18 @@ class HopperTiles:
 
         def alike(name: str, heads: int) -> float:
             """Time of programs that all take the same."""
-            span, workers = (self.span, self.sharing_warpgroups(heads)) if name == "chunk_states" else (1, 1)
+            span, workers = 1, 1
+            if name == "chunk_states":
+                span, workers = 1 if one_state else self.span, self.sharing_warpgroups(heads)
             programs = -(-chunks // span) * (all_heads // heads)
             at_once = multiprocessors * max(PROGRAMS_A_MULTIPROCESSOR[name] // workers, 1)
             return math.ceil(programs / at_once) * (span * heads / workers + START)
 
         def reading(name: str, heads: int) -> float:
-            """Time of programs that read so many states as their chunk's number has bits, the longest first."""
+            """Time of programs that read so many states as their chunk's number has bits, or one, the longest first."""
             blocks = all_heads // heads
-            times = sorted(
-                (START + heads * (1 + READ[name] * chunk.bit_count()) for chunk in range(chunks)), reverse=True
-            )
+            reads = [1] * chunks if one_state else [chunk.bit_count() for chunk in range(chunks)]
+            times = sorted((START + heads * (1 + READ[name] * number) for number in reads), reverse=True)
             if blocks * chunks > MOST_PROGRAMS:  # then the last ones to start make up for what is uneven
                 return blocks * sum(times) / multiprocessors + times[-1]
             busy = [0.0] * multiprocessors

@@ -1,4 +1,5 @@
-"""The tree of states on Hopper, element by element: nodes joined on the way up, gradients spread on the way down."""
+"""The states of chunks on Hopper, element by element: nodes of the tree joined on the way up, gradients spread on the way down;
+or one state handed from chunk to chunk, and its gradient back."""
 
 from __future__ import annotations
 
@@ -134,3 +135,66 @@ def spread_gradients(
     found = launch(body, "spread_gradients", grid, inputs, results, {}, sizes, column_sums=1024)
     gradients = jax.freeze(read) if in_place else found.gradients
     return gradients.reshape(*shape, *states.shape[3:]), found.d_merge
+
+
+def scan_states(
+    own: Float[Array, "B R N V K"],
+    chunk_decay: NodeDecay,
+    sizes: AttentionSizes,
+    tiles: HopperTiles,
+    states: Float[Array, "B R N V K"] | None = None,
+) -> tuple[Float[Array, "B R N V K"], Float[Array, "B R N"] | None]:
+    """(The one state that each chunk reads, from the state of the chunk before alone, in place; None).
+
+    With these `states`, backwards: from the gradient of what each chunk reads (that of its own state, in place; that of the log
+    decay over it by which the state passes it). A program has some elements of a head's state, and reads ahead a block of
+    `tiles.radix` chunks.
+    """
+    heads, elements, num_chunks = sizes.heads, sizes.key_dim * sizes.value_dim, sizes.num_chunks
+    backward = states is not None
+    count, strips = num_chunks if backward else num_chunks - 1, elements // ELEMENTS
+    block = min(tiles.radix, count)
+
+    def flat(x):
+        return x.reshape(*x.shape[:3], elements)
+
+    def body(ref, _):
+        z, strip = program_index("head"), program_index("strip")
+        sequence, head = lax.div(z, heads), lax.rem(z, heads)
+
+        def part(source, index):
+            return source.at[sequence, head, index, pl.ds(strip * ELEMENTS, ELEMENTS)]
+
+        def one_block(number, total):
+            steps = [number * block + index for index in range(block)]
+            passed = [jnp.minimum(step, count - 1) for step in steps]  # chunks
+            passed = [num_chunks - 1 - chunk for chunk in passed] if backward else passed
+            places = passed if backward else [chunk + 1 for chunk in passed]
+            decays = [ref.decay[sequence, head, chunk] for chunk in passed]
+            found, of_states = (
+                [] if source is None else [plgpu.load(part(source, place), layout=BY_THREAD) for place in places]
+                for source in (ref.scanned, ref.states)
+            )
+            for index, place in enumerate(places):
+                later, decayed = total, jnp.exp2(decays[index]) * total
+                total = decayed + found[index].astype(F32)
+
+                @pl.when(steps[index] < count)
+                def _(index=index, place=place, result=later if backward else total, decayed=decayed):
+                    part(ref.scanned, place)[...] = result.astype(ref.scanned.dtype)
+                    if backward:  # chunk 0 reads no state
+                        of_decay = jnp.sum(of_states[index].astype(F32) * decayed)
+                        ref.d_decay[sequence, head, place, strip] = jnp.where(place > 0, of_decay, 0.0)
+
+            return total
+
+        start = plgpu.layout_cast(jnp.zeros((ELEMENTS,), F32), BY_THREAD)
+        lax.fori_loop(0, -(-count // block), one_block, start)
+
+    scanned = jax.new_ref(of_no_axes(flat(own)))
+    inputs = dict(scanned=scanned, states=flat(states) if backward else None, decay=chunk_decay)
+    of_decay = jax.ShapeDtypeStruct((*chunk_decay.shape, strips), F32)
+    grid, results = dict(head=sizes.batch * heads, strip=strips), dict(d_decay=of_decay if backward else None)
+    name = "suffix_gradients" if backward else "prefix_states"
+    found = launch(body, name, grid, inputs, results, {}, sizes, column_sums=1024)
+    return jax.freeze(scanned).reshape(own.shape), jnp.sum(found.d_decay, axis=3) if backward else None
