@@ -36,7 +36,7 @@ class Sizes:
     value_blocks: int = 1  # of each head
     upper: int = 0  # heights above the tree's, at which there are states of what came before
     segmented: bool = False  # whether some tokens forget all before them, as a segment starts there
-    one_state: bool = False  # whether λ ≡ 1, and a chunk reads one state, of all chunks before it, not those of the tree
+    one_state: bool = False  # whether λ ≡ 1, and a chunk reads one state, that of all chunks before it
     key_dim: int
     dtype: str  # of q, k, v and the states
     precision: str  # "bf16", "tf32" or "f32"
@@ -171,7 +171,7 @@ def since_block_start(chunk_decay: Float[Array, "*axes N"]) -> Float[Array, "*ax
 def since_start(chunk_decay: Float[Array, "*axes N"], sizes: Sizes) -> Float[Array, "*axes N heights"]:
     """`since_block_start`, and at each height above the tree's the sum of all chunks before; [..., N, read_heights]."""
     if sizes.one_state:
-        return jnp.zeros((*chunk_decay.shape, sizes.heights), chunk_decay.dtype)
+        return jnp.zeros_like(chunk_decay)[..., None]
     since = since_block_start(chunk_decay)
     if sizes.upper == 0:
         return since

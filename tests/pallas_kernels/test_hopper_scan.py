@@ -67,7 +67,7 @@ ONE_STATE = {  # chunks by their number; where segments start
     "1": ((1, 100, 1, 2, 64, 48), {}, [64]),
     "2, heads in groups, wide": ((1, 200, 1, 3, 128, 128), dict(state_gradients=1), []),
     "3, groups in programs": ((1, 300, 2, 2, 64, 64), dict(outputs=2, query_gradients=2, chunk_gradients=2), []),
-    "5 of one block, heads in groups and programs": ((1, 300, 2, 4, 64, 64), dict(rows=1, outputs=1, chunk_gradients=1), []),
+    "5, heads in groups and programs": ((1, 300, 2, 4, 64, 64), dict(rows=1, outputs=1, chunk_gradients=1), []),
     "7, in several blocks of the scan": ((1, 800, 1, 2, 64, 64), dict(radix=4), []),
     "segments": ((1, 300, 1, 2, 64, 64), {}, [3, 64, 100, 127, 128, 129, 130]),
 }
@@ -134,15 +134,15 @@ def test_vmap_over_some_arguments_is_a_loop():
             assert relative_error(a[index], b) < 1e-3  # on a GPU what XLA does may be rounded otherwise
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_sharded_with_checked_axes(compiling_for_a_gpu, monkeypatch, mapped):
+@pytest.mark.parametrize(("mapped", "one_state"), [(False, False), (True, False), (True, True)])
+def test_sharded_with_checked_axes(compiling_for_a_gpu, monkeypatch, mapped, one_state):
     monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: None)
-    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(300, 64))
+    inputs = [np.asarray(x) for x in inputs_of("bf16", 4, 300, 1, 2, 64, 64)][: 4 if one_state else 5]
+    attend = lambda *x: fenwick_attention(*x, *[None][: 5 - len(x)], tiles=choose_hopper_tiles(300, 64))  # noqa: E731
     if mapped:
         attend = lambda *x, one=attend: jax.vmap(one)(*(y[:, None] for y in x))[:, 0]  # noqa: E731
     mesh, spec = Mesh(np.array(jax.devices("cpu")[:4]), ("batch",)), PartitionSpec("batch")
     shared = jax.shard_map(attend, mesh=mesh, in_specs=spec, out_specs=spec)
-    inputs = [np.asarray(x) for x in inputs_of("bf16", 4, 300, 1, 2, 64, 64)]
     found = jax.tree.leaves(jax.eval_shape(functools.partial(value_and_gradients, shared), inputs))
     assert [x.shape for x in found] == [inputs[2].shape, *(x.shape for x in inputs)]
 
@@ -197,11 +197,10 @@ def test_compiles_for_hopper(compiling_for_a_gpu, monkeypatch, dims, x64, batch,
     """All of it, without a GPU; without Triton; and under jax_enable_x64."""
     monkeypatch.setattr(support, "compute_capability", lambda: (9, 0))
     monkeypatch.setattr(support, "triton", None)
-    *inputs, lam = inputs_of("bf16", batch, 700, groups, 4, *dims)
-    lam = [lam] if joins == TREE else []
-    attend = lambda *x: fenwick_attention(*x, *[None][len(lam) :])  # noqa: E731
+    inputs = inputs_of("bf16", batch, 700, groups, 4, *dims)[: 5 if joins == TREE else 4]
+    attend = lambda *x: fenwick_attention(*x, *[None][: 5 - len(x)])  # noqa: E731
     with jax.enable_x64(x64):
-        text = jax.jit(functools.partial(value_and_gradients, attend)).trace([*inputs, *lam])
+        text = jax.jit(functools.partial(value_and_gradients, attend)).trace(inputs)
         text = text.lower(lowering_platforms=("cuda",)).as_text()
     assert [name for name in (*KERNELS, *TREE, *ONE) if f"hopper_{name}" in text] == [*KERNELS, *joins]
 

@@ -13,7 +13,7 @@ from pallas_kernels.common.launch import pad
 
 
 class Lams:
-    """λ [B, T, H, L] as kernels fetch it: of a block's tokens and a head, the `needed` first levels; none of one state's, λ ≡ 1.
+    """λ [B, T, H, L] as kernels fetch it: of a block's tokens and a head, the `needed` first levels, or none with one state.
 
     TMA takes FLOATS numbers at a time, 16 bytes, and begins at multiples of so many; a start elsewhere ends in an illegal
     instruction. So what lies around the levels comes with them. An odd multiple of FLOATS a token leaves the tokens that a
