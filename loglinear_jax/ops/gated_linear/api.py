@@ -49,15 +49,15 @@ def gated_linear_attention(
 
         o_t = Σ_{s≤t} exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s) v_s
 
-    It equals `log_linear_attention` with λ ≡ 1, in O(T) time. Differentiable in every array. NaN and inf spread as in
+    It equals `log_linear_attention` with λ ≡ 1. Differentiable in every array. NaN and inf spread as in
     `log_linear_attention`.
 
     Args:
       q, k, v, log_decay, segment_ids, return_state, axis_name, chunk_size, precision: as in `log_linear_attention`.
       initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T), any
-        backend), "pallas" (the GPU kernels of `log_linear_attention`, O(T log T)), or None: "pallas" on a GPU that can run it,
-        else "xla".
+        backend), "pallas" (the GPU kernels of `log_linear_attention`: with one state on Hopper GPUs, O(T), with all levels
+        elsewhere, O(T log T)), or None: "pallas" on a GPU that can run it, else "xla".
 
     Returns:
       o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.

@@ -17,7 +17,7 @@ def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
 
 
 def attend(q, k, v, log_decay, start, *, return_state, chunk_size=None, precision=None):
-    """Log-linear attention with λ ≡ 1; states in and out by plain JAX."""
+    """Log-linear attention with λ ≡ 1; initial and last states by plain JAX."""
     options = dict(chunk_size=chunk_size, precision=precision, segmented=start.starts is not None)
     out = pallas_kernels.fenwick_attention(q, k, v, forgetting(log_decay, start.starts), None, **options)
     return with_states(out, q, k, v, log_decay, start, return_state, precision)

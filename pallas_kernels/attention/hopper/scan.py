@@ -2,7 +2,8 @@
 
 Names, shapes and functions are those of `attention.triton`, with these differences. A block has 64 tokens, as many as the
 matrix unit of a warpgroup takes rows; a chunk has one or two blocks, in which all pairs of tokens are multiplied out. A state
-is [V, K], so that one instruction builds it. Values are not cut into blocks. λ is read as it comes, [B, T, H, L].
+is [V, K], so that one instruction builds it. Values are not cut into blocks. λ is read as it comes, [B, T, H, L]. With λ ≡ 1 a
+chunk c reads one state instead, state[c] of all chunks before it, which `scan_states` hands from chunk to chunk.
 
 In most kernels one warpgroup of a program fetches, and the others multiply. What it fetches waits in a ring of slots: a barrier
 says that a slot is full, another that all have used it.
