@@ -176,6 +176,7 @@ def test_programs_for_hopper_fill_its_multiprocessors():
     assert (few.chunk_states, few.outputs, few.query_gradients, few.chunk_gradients) == (6, 6, 6, 12)
     assert (many.chunk_states, many.outputs, many.query_gradients, many.chunk_gradients) == (24, 24, 24, 48)
     assert many.fitted(48, 1, groups=2) == many
+    assert HopperTiles().filling(48, 2, 2048, one_state=True).outputs == 12  # as chunks that read less take less time
     alone = HopperTiles().filling(1, 1, 8192).fitted(1, 1, groups=1)
     assert (alone.outputs, alone.chunk_gradients, alone.state_gradients) == (1, 1, 1)
     assert HopperTiles().filling(6, 1000, 100_000).outputs == 6  # too many programs to follow
