@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -107,6 +108,20 @@ def by_size() -> None:
     axes[0, 0].set_ylabel(TEST)
     message = "For the same recurrent state size, one wide state beats a state for each level"
     save(figure, message, "accuracy-by-size", handles)
+
+
+def tuned() -> None:
+    tables = tomllib.loads((HERE / "tables.toml").read_text(encoding="utf-8"))
+    panels = {}
+    for title, study in {"Interleaved MQAR": "interleaved-tuned", "Forgetting MQAR": "forgetting-tuned"}.items():
+        found = outcomes(study)
+        rows = {label.partition(";")[0]: variant for label, variant in tables[study]["rows"].items()}
+        panels[title] = {
+            ("log-linear, " * label.startswith("`") + label).replace("`", ""): mean_interval(percent(found[variant]))
+            for label, variant in rows.items()
+        }
+    message = "At best rates content_mlp leads without the delta rule; wider states lead everything"
+    dots(panels, message, "tuned-rates", TEST, (70, 100))
 
 
 def differences() -> None:
@@ -246,5 +261,5 @@ def fuzzy() -> None:
 
 
 if __name__ == "__main__":
-    for draw in (by_size, differences, slow_decays, copying, rates, longer_tests, lengths, perplexities, fuzzy):
+    for draw in (by_size, tuned, differences, slow_decays, copying, rates, longer_tests, lengths, perplexities, fuzzy):
         draw()
