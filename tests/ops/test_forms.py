@@ -68,6 +68,21 @@ def test_definition_of_a_window(form, window):
     assert relative_error(form(inputs, window=window), softmax_definition(*inputs, window)) < form.tolerance
 
 
+@pytest.mark.parametrize(("window", "length"), [(4, 130), (70, 150)])
+@in_float64
+def test_a_window_of_a_long_sequence_goes_by_blocks(window, length):
+    q, k, v = SOFTMAX.inputs(0, 2, length, 1, 2, 4, 3)
+    one = jnp.zeros((1, length), jnp.int32)
+    for segment_ids in (None, jnp.concatenate([segment_ids_of((10, 64, 100), length), one])):
+        options = dict(segment_ids=segment_ids, window=window)
+        by_blocks, scan = (
+            jax.vjp(lambda *x, form=form: softmax_attention(*x, implementation=form, **options), q, k, v)
+            for form in (None, "recurrent")
+        )
+        for found, expected in zip((by_blocks[0], *by_blocks[1](v)), (scan[0], *scan[1](v)), strict=True):
+            assert relative_error(found, expected) < 1e-6
+
+
 @every_form()
 @pytest.mark.parametrize("start", [None, 16, 45])
 def test_values_states_and_gradients(form, start):

@@ -31,13 +31,14 @@ def softmax_attention(
 
     As only differences of positions count, a document in a pack equals the document alone.
 
-    NaN or inf in a token's v also reaches earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
+    NaN or inf in a token's v can also reach earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
 
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
       v: values, [B, T, H, V], H a multiple of G.
       segment_ids: as in `log_linear_attention`.
-      window: how many tokens each attends to, the last of them itself; None: all before it, and itself.
+      window: how many tokens each attends to, the last of them itself; None: all before it, and itself. Scores then take
+        O(T window) memory.
       axis_name: as in `log_linear_attention`, for "parallel" alone. Each device gathers the keys and values of all pieces, and
         holds a score for each pair of its T queries and all keys.
       implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or

@@ -7,20 +7,43 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from loglinear_jax.ops.positions import beginnings, beginnings_in_rows, segment_starts
+from loglinear_jax.ops.positions import beginnings_in_rows, segment_starts
+from loglinear_jax.ops.tree import into_parts
 from pallas_kernels import runs_on_gpu
+
+SMALLEST_BLOCK = 64  # tokens, of a window by blocks
 
 
 def attend(q, k, v, segment_ids=None, *, window: int | None = None):
-    # cuDNN's is FlashAttention; without it the scores take O(T²) memory.
+    # cuDNN's is FlashAttention; without it the scores take O(T²) memory, or O(T window) by blocks.
     fast = runs_on_gpu() and q.dtype in (jnp.bfloat16, jnp.float16) and max(q.shape[-1], v.shape[-1]) <= 128
     fast = fast and max(q.shape[-1], v.shape[-1]) % 8 == 0
-    begin = beginnings(segment_starts(segment_ids))
+    begin = None if segment_ids is None else beginnings_in_rows(segment_starts(segment_ids))
+    q, k = rotate_by_position(q), rotate_by_position(k)
+    if window is not None and 2 * max(window, SMALLEST_BLOCK) < q.shape[1] and not (fast and begin is None):
+        return _attend_by_blocks(q, k, v, begin, window)
     return dot_product_attention(
-        rotate_by_position(q), rotate_by_position(k), v, is_causal=True, implementation="cudnn" if fast else None,
+        q, k, v, is_causal=True, implementation="cudnn" if fast else None,
         local_window_size=None if window is None else (window - 1, 0),
-        mask=None if begin is None else begin[:, 0, :, :, None] <= jnp.arange(q.shape[1]),
+        mask=None if begin is None else begin[:, None, :, None] <= jnp.arange(q.shape[1]),
     )  # fmt: skip
+
+
+def _attend_by_blocks(q, k, v, begin, window: int):
+    """The queries of each block of at least `window` tokens attend to the keys of theirs and of the block before."""
+    batch, length = q.shape[:2]
+    size = max(window, SMALLEST_BLOCK)
+    q, k, v = (into_parts(x, 1, size) for x in (q, k, v))
+    count = q.shape[1]
+    k, v = (jnp.concatenate([jnp.roll(x, 1, axis=1), x], axis=2) for x in (k, v))
+    query = jnp.arange(count)[:, None, None] * size + jnp.arange(size)[:, None]
+    key = jnp.arange(count)[:, None, None] * size + jnp.arange(-size, size)
+    seen = ((key <= query) & (key > query - window) & (key >= 0))[None]
+    if begin is not None:
+        seen &= into_parts(begin, 1, size)[..., None] <= key
+    seen = jnp.broadcast_to(seen, (batch, *seen.shape[1:])).reshape(-1, 1, size, 2 * size)
+    out = dot_product_attention(*(x.reshape(-1, *x.shape[2:]) for x in (q, k, v)), mask=seen)
+    return out.reshape(batch, -1, *out.shape[2:])[:, :length]
 
 
 def attend_piece(q, k, v, segment_ids=None, *, axis_name: str, window: int | None = None):
