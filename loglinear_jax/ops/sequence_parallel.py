@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.ops.continuation import Past
@@ -59,7 +59,7 @@ def num_pieces(axis_name: str) -> int:
         ) from None
 
 
-def from_piece_before(x: Array, axis_name: str) -> Array:
+def from_piece_before(x: PyTree[Array], axis_name: str) -> PyTree[Array]:
     """x of the piece before; zeros for the first piece."""
     return jax.lax.ppermute(x, axis_name, [(piece, piece + 1) for piece in range(num_pieces(axis_name) - 1)])
 

@@ -186,11 +186,15 @@ def test_other_numbers_of_devices(devices):
 
 
 def test_a_window_of_softmax_attention_reaches_into_earlier_pieces():
+    """Into the one before, or if it is longer into all."""
     form = next(form for form in FORMS if str(form) == "softmax-parallel")
     with types_of(form):
         arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 6, 5), segments_of(3, 32))
-        expected = form.operation.function(*arrays[:-1], segment_ids=arrays[-1], window=11)
-        assert relative_error(jax.jit(over_pieces(form, window=11))(*arrays), expected) < form.tolerance
+        for window, ids in ((11, arrays[-1]), (5, arrays[-1]), (8, None)):
+            expected = form.operation.function(*arrays[:-1], segment_ids=ids, window=window)
+            attend = jax.jit(over_pieces(form, window=window))
+            assert relative_error(attend(*arrays[:-1], ids), expected) < form.tolerance
+            assert ("all_gather" in attend.lower(*arrays[:-1], ids).as_text()) == (window > 8)
         with pytest.raises(
             ValueError, match="implementation is 'recurrent': expected 'parallel' or None with axis_name"
         ):

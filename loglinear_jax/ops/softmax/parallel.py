@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.positions import beginnings_in_rows, segment_starts
+from loglinear_jax.ops.sequence_parallel import from_piece_before
 from loglinear_jax.ops.tree import into_parts
 from pallas_kernels import runs_on_gpu
 
@@ -20,8 +21,8 @@ def attend(q, k, v, segment_ids=None, *, window: int | None = None):
     fast = fast and max(q.shape[-1], v.shape[-1]) % 8 == 0
     begin = None if segment_ids is None else beginnings_in_rows(segment_starts(segment_ids))
     q, k = rotate_by_position(q), rotate_by_position(k)
-    if window is not None and 2 * max(window, SMALLEST_BLOCK) < q.shape[1] and not (fast and begin is None):
-        return _attend_by_blocks(q, k, v, begin, window)
+    if window is not None and 2 * (size := max(window, SMALLEST_BLOCK)) < q.shape[1] and not (fast and begin is None):
+        return _attend_by_blocks(q, k, v, begin, window, size)
     return dot_product_attention(
         q, k, v, is_causal=True, implementation="cudnn" if fast else None,
         local_window_size=None if window is None else (window - 1, 0),
@@ -29,16 +30,23 @@ def attend(q, k, v, segment_ids=None, *, window: int | None = None):
     )  # fmt: skip
 
 
-def _attend_by_blocks(q, k, v, begin, window: int):
-    """The queries of each block of at least `window` tokens attend to the keys of theirs and of the block before."""
+def _attend_by_blocks(q, k, v, begin, window: int, size: int, before=(None, None), first: Int[Array, ""] | int = 0):
+    """The queries of each block of `size` ≥ window tokens attend to the keys of theirs and of the block before.
+
+    before: the `size` keys and values before these, of which there are `first` in the sequence. begin: from the first of these.
+    """
     batch, length = q.shape[:2]
-    size = max(window, SMALLEST_BLOCK)
     q, k, v = (into_parts(x, 1, size) for x in (q, k, v))
-    count = q.shape[1]
-    k, v = (jnp.concatenate([jnp.roll(x, 1, axis=1), x], axis=2) for x in (k, v))
-    query = jnp.arange(count)[:, None, None] * size + jnp.arange(size)[:, None]
-    key = jnp.arange(count)[:, None, None] * size + jnp.arange(-size, size)
-    seen = ((key <= query) & (key > query - window) & (key >= 0))[None]
+
+    def with_those_before(x, before):
+        earlier = jnp.roll(x, 1, axis=1)
+        earlier = earlier if before is None else earlier.at[:, 0].set(before)
+        return jnp.concatenate([earlier, x], axis=2)
+
+    k, v = map(with_those_before, (k, v), before)
+    block = jnp.arange(q.shape[1])[:, None, None] * size
+    query, key = block + jnp.arange(size)[:, None], block + jnp.arange(-size, size)
+    seen = ((key <= query) & (key > query - window) & (key >= -first))[None]
     if begin is not None:
         seen &= into_parts(begin, 1, size)[..., None] <= key
     seen = jnp.broadcast_to(seen, (batch, *seen.shape[1:])).reshape(-1, 1, size, 2 * size)
@@ -47,10 +55,19 @@ def _attend_by_blocks(q, k, v, begin, window: int):
 
 
 def attend_piece(q, k, v, segment_ids=None, *, axis_name: str, window: int | None = None):
-    """The same for the queries of one piece of a sequence (see `ops.sequence_parallel`), which gathers all keys and values."""
+    """The same for the queries of one piece of a sequence (see `ops.sequence_parallel`), which gathers all keys and values, or
+    with a window that is no longer than a piece those of the last tokens of the piece before."""
     length = q.shape[1]
     first = jax.lax.axis_index(axis_name) * length
     q, k = (rotate_by_position(x, first) for x in (q, k))
+    if window is not None and window <= length:
+        size = max(window, min(SMALLEST_BLOCK, length))
+        last = jax.tree.map(lambda x: x[:, -size:], (k, v, segment_ids))
+        *before, ids = from_piece_before(last, axis_name)
+        begin = None
+        if segment_ids is not None:
+            begin = beginnings_in_rows(segment_starts(jnp.concatenate([ids, segment_ids], axis=1)))[:, size:] - size
+        return _attend_by_blocks(q, k, v, begin, window, size, before, first)
     k, v, segment_ids = jax.lax.all_gather((k, v, segment_ids), axis_name, axis=1, tiled=True)
     query, key = first + jnp.arange(length)[:, None], jnp.arange(k.shape[1])
     seen = (key <= query)[None]
