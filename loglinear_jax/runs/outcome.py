@@ -164,9 +164,13 @@ class VariantOutcome:
 
         own, further = vars(self), vars(other)
         joined = {name: join(value, further[name]) for name, value in own.items() if isinstance(value, (list, dict))}
-        for name, of_both in (("last_step", max), ("num_steps", min), ("seconds", sum)):
+        for name, of_both in (("last_step", max), ("num_steps", max), ("seconds", sum)):
             known = None not in (own[name], further[name])
             joined[name] = of_both((own[name], further[name])) if known else None
+        # Seeds that all stopped before their steps were over need no more, however many the others take.
+        if joined["num_steps"] is not None:
+            taken = [one.num_steps for one in (self, other) if one.last_step >= one.num_steps]
+            joined["num_steps"] = min(taken, default=joined["num_steps"])
         return dataclasses.replace(self, **joined, seed_steps_per_second=None, tokens_per_second=None)
 
 

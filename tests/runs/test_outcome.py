@@ -1,5 +1,6 @@
 """The outcomes of variants: from a state, as JSON and back, as a table."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 
 from loglinear_jax.analysis.outcomes import outcome_columns
+from loglinear_jax.runs.folders import is_finished
 from loglinear_jax.runs.outcome import DERIVED, RunSummary, VariantOutcome, on_one_set, outcome_of
 from loglinear_jax.runs.writing import to_json
 from loglinear_jax.tasks import ACCURACY
-from loglinear_jax.train import SeedState
+from loglinear_jax.train import SeedState, TrainSettings
 
 
 def state(best, converged, diverged=None):
@@ -66,6 +68,28 @@ def test_a_seed_without_a_finite_evaluation_has_no_best_loss():
     trained = trained.replace(best_loss=jnp.array([2.0, np.finfo(np.float32).max]), best_step=jnp.array([400, -1]))
     outcome = outcome_of(trained, "loss")
     assert outcome.best_loss == [2.0, None] and np.isnan(outcome.best).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "parts, finished_until",  # (steps asked for, last step) of each
+    [
+        ([(40, 20), (60, 60)], 60),
+        ([(60, 60), (40, 20)], 60),
+        ([(40, 40), (60, 50)], 40),
+        ([(40, 40), (60, 50), (60, 60)], 40),
+        ([(40, 40), (60, 60)], 40),
+        ([(40, 20), (60, 50)], 10**6),
+    ],
+)
+def test_seeds_that_stopped_before_others_were_added_are_finished(parts, finished_until):
+    outcomes = []
+    for seed, (num_steps, last_step) in enumerate(parts):
+        trained = state([0.95], [-1]).replace(seed=jnp.array([seed]), step=jnp.array([last_step]))
+        outcomes.append(outcome_of(trained, "accuracy", num_steps=num_steps))
+    joined = functools.reduce(VariantOutcome.with_seeds_of, outcomes)
+    for num_steps in (40, 60, 70, 10**6):
+        asked = TrainSettings(num_seeds=len(parts), num_steps=num_steps)
+        assert is_finished(joined, asked) == (num_steps <= finished_until)
 
 
 def test_a_summary_comes_back_from_json():
