@@ -60,7 +60,7 @@ def how_to_install(error: ModuleNotFoundError, extra: str) -> str | None:
     extras = [found[2] for found in brought if found and found[1].replace("-", "_").lower() == name]
     if not extras:
         return None
-    chosen = next((one for one in (extra, "all") if one in extras), extras[-1])
+    chosen = next((one for one in (extra, "all") if one in extras), extras[0])
     return f"needs {error.name}: pip install -e '.[{chosen}]' in the checkout"
 
 

@@ -336,8 +336,13 @@ def _text_of(record: Any, text_field: str, where: str) -> str:
 
 def _data_set(name: str, text_field: str) -> Source:
     """A data set of the hub, through the library `datasets`; one that lacks a split is split by the hash of its texts."""
-    with needs_extra("datasets"):
-        import datasets  # takes seconds
+    try:
+        with needs_extra("datasets"):
+            import datasets  # takes seconds
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise CorpusError(f"corpus: there is no folder {name!r}; if it is a data set on the hub, {error}") from error
     repository, _, configuration = name.partition(":")
     try:
         loaded = datasets.load_dataset(repository, configuration or None)

@@ -64,6 +64,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, capsys):
     [
         (["train"], "tokenizers", "all"),
         (["train"], "wandb", "wandb"),
+        (["tokenizer", "--corpus=a/b", "--out=x"], "datasets", "datasets"),
         (["analyze", "--workdir=x", "--out=y"], "scipy", "analysis"),
     ],
 )

@@ -110,7 +110,7 @@ def test_no_tensorflow():
 
 def test_documents_of_the_hub_need_an_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs datasets: pip install -e '.\[datasets\]'"):
+    with pytest.raises(CorpusError, match=r"no folder .* needs datasets: pip install -e '.\[datasets\]'"):
         open_documents("someone/birds", tokenizer="bytes", cache=str(tmp_path))
 
 
