@@ -155,7 +155,7 @@ class RunFolder:
         corpus: the text that the run reads, if any. Raises ConfigError if the folder holds something else, or a run with
         another config, naming each differing field, or with another text; CannotWrite.
         """
-        self._check_path()
+        self._check_path(variant_names(config))
         try:
             with writing(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -213,14 +213,17 @@ class RunFolder:
             found.append("more steps need train.schedule=constant and a multiple of train.eval_every before")
         return found
 
-    def _check_path(self) -> None:
+    def _check_path(self, variants: Sequence[str]) -> None:
         if self.path.is_file():
             raise ConfigError(f"workdir {self.path} is a file, expected a folder")
-        if set(str(self.path)) & set("[]\\"):  # Orbax loses arrays there, without an error
-            raise ConfigError(
-                f"workdir {self.path}: checkpoints that are saved there can't be read again; expected a path that Orbax takes, "
-                "without [, ] and \\"
-            )
+        for what, name in [("workdir", str(self.path)), *(("the variant", name) for name in variants)]:
+            if set(name) & set("[]\\"):  # Orbax loses arrays there, without an error
+                raise ConfigError(
+                    f"{what} {name}: checkpoints that are saved there can't be read again; expected a path that Orbax takes, "
+                    "without [, ] and \\"
+                )
+            if what != "workdir" and ".." in Path(name).parts:
+                raise ConfigError(f"{what} {name}: its folder, of this name, would be outside of the workdir")
 
     def _check_seeds_can_be_added(self, old: ConfigDict) -> None:
         """Raises ConfigError if seeds of a variant are being trained: which ones, only the config that they have now says."""

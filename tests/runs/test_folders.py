@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from loglinear_jax.config import ConfigError
+from loglinear_jax.config import ConfigError, default_config
 from loglinear_jax.runs import writing
-from loglinear_jax.runs.folders import VariantFolder
+from loglinear_jax.runs.folders import RunFolder, VariantFolder
 from loglinear_jax.runs.writing import CannotWrite, only_process, replace_file
 
 
@@ -56,3 +56,12 @@ def test_a_process_that_asks_whether_a_variant_is_in_use_is_in_no_runs_way(tmp_p
         with only_process(file):
             assert writing.is_held(file)
     assert waited
+
+
+@pytest.mark.parametrize("argument", ["widths=[1, 2]", "name='a\\\\b'", "file='../../x'"])
+def test_a_variant_that_can_not_be_the_name_of_a_folder_is_refused_before_training(argument, tmp_path):
+    config = default_config(task="mqar")
+    config.variants = f"linear,my_lams:Lam({argument})"
+    with pytest.raises(ConfigError, match="the variant my_lams:Lam"):
+        RunFolder(tmp_path / "run").prepare(config)
+    assert not (tmp_path / "run").exists()
