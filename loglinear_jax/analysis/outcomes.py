@@ -279,11 +279,12 @@ def tables_by_size(runs: Sequence[Run]) -> list[Table]:
         name = "; ".join(filter(None, (run.task.describe(), changes)))
         for variant, group in by_variant(run, {v: outcomes[index, v] for v in run.outcomes}).items():
             model, best = checked_experiment(run.config, group[0].variant).model.settings, chosen_rate(ACCURACY, group)
-            if not isinstance(model, OwnSettings) and len(best.shown):  # nothing says what that keeps
+            kept = None if isinstance(model, OwnSettings) else model.numbers_kept(run.task.max_seq_len)
+            if kept is not None and len(best.shown):
                 states = f"{model.heads} × {model.key_dim} × {model.head_dim}"
                 sizes = tasks.setdefault(name, {}).setdefault(variant, {})
                 if states not in sizes or len(best.shown) > len(sizes[states][2].shown):
-                    sizes[states] = model.numbers_kept(run.task.max_seq_len), states, best
+                    sizes[states] = kept, states, best
     note = (
         "Columns: heads × width of keys × width of values. Cells: mean over seeds in % [95 % interval], with the recurrent "
         "state size, how many numbers a layer keeps at the longest sequence: one state, or a state for each level (and sums "

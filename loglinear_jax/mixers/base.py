@@ -102,9 +102,9 @@ class TokenMixer(nn.Module):
         """Fields that change nothing, given the others."""
         return {"chunk_size"} if getattr(self, "implementation", None) in ("parallel", "recurrent") else set()
 
-    def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:
-        """How many numbers it remembers of a sequence of `length` tokens while decoding."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how many numbers it keeps")
+    def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int | None:
+        """How many numbers it remembers of a sequence of `length` tokens while decoding; None: it does not say."""
+        return None
 
     def check(self) -> None:
         """Raises SettingError naming the first field with an impossible value."""

@@ -133,12 +133,13 @@ class MixerSettings:
         """The longest sequence that λ has levels for; None if there is none, as where nothing is indexed by level."""
         return None if all(mixer.longest is None for mixer in self.mixers) else self.max_length
 
-    def numbers_kept(self, length: int) -> int:
+    def numbers_kept(self, length: int) -> int | None:
         """How many numbers a layer's mixer keeps of a sequence of `length` tokens when it decodes, the mean over the pattern:
         its states and, with a content-aware λ, sums of keys; or all keys and values. What a short convolution keeps is not
-        in it."""
+        in it. None if one of the mixers does not say."""
         sizes = self.heads, self.groups, self.key_dim, self.head_dim
-        return sum(mixer.numbers_kept(length, *sizes) for mixer in self.mixers) // len(self.mixers)
+        kept = [mixer.numbers_kept(length, *sizes) for mixer in self.mixers]
+        return None if None in kept else sum(kept) // len(kept)
 
     def extended(self):
         """The same for sequences of any length: levels that λ was not trained for take the λ of the last that it was. As they

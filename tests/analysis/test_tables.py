@@ -14,6 +14,7 @@ from loglinear_jax.analysis.rates import by_rate, chosen_rate
 from loglinear_jax.analysis.style import LAM_LOOKS, MIXERS, describe_variant, looks_of
 from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config import language_config, released_config, released_language_config, robust_config
+from loglinear_jax.mixers import TokenMixer
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.tasks import ACCURACY
 from tests.analysis.made_runs import made_run, swept
@@ -111,10 +112,17 @@ def test_settings_of_one_task_stand_below_each_other(tmp_path):
     assert titles == [first.title, f"{first.title} (warmup_steps=500)"]
 
 
+class OwnMixer(TokenMixer):
+    """A mixer that does not say how many numbers it keeps: it is left out of tables by size."""
+
+    def mix(self, q, k, v, *, cache, max_length):
+        return v
+
+
 def of_states(folder, width, accuracy, seeds=3, **train):
     """A run of MQAR of length 128, with two heads of so wide keys and values."""
-    variants = ("mixer=linear", "fixed", "content", "mixer=softmax")
-    run = made_run(folder, accuracies=dict.fromkeys(variants[: 3 if width == 8 else 4], [accuracy] * seeds), **train)
+    variants = ("mixer=linear", "fixed", "content", f"mixer={__name__}:OwnMixer", "mixer=softmax")
+    run = made_run(folder, accuracies=dict.fromkeys(variants[: 4 if width == 8 else 5], [accuracy] * seeds), **train)
     run.config.model.key_dim = run.config.model.head_dim = width
     return run
 
