@@ -17,7 +17,7 @@ import loglinear_jax
 from configs.books import FABLES
 from configs.selective_copy import get_config
 from loglinear_jax.commands.main import find_commands, main
-from loglinear_jax.config import build, variant_names
+from loglinear_jax.config import check_effects, variant_names
 from loglinear_jax.config.files import read_config_arguments
 from loglinear_jax.runs import run
 from loglinear_jax.runs.folders import RunFolder
@@ -111,10 +111,10 @@ def test_commands_are_read(page, folder, monkeypatch):
     """With every setting, by the parser that a user meets; nothing is trained."""
 
     def read_config(args):
-        config = read_config_arguments(args.config_arguments).config
-        for variant in variant_names(config):
-            if config.task.name not in ("text", "documents"):  # whose files are not here
-                build(config, variant)
+        chosen = read_config_arguments(args.config_arguments)
+        variant_names(chosen.config)
+        if chosen.config.task.name not in ("text", "documents"):  # whose files are not here
+            check_effects(chosen.config, chosen.given)
         return 0
 
     for example in examples_of(page, "python", RunPython()):
