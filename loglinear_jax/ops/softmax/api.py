@@ -40,7 +40,7 @@ def softmax_attention(
       window: how many tokens each attends to, the last of them itself; None: all before it, and itself. Scores then take
         O(T window) memory.
       axis_name: as in `log_linear_attention`, for "parallel" alone. Each device gathers the keys and values of all pieces, and
-        holds a score for each pair of its T queries and all keys; with a window of at most T it only gets some of the piece before.
+        holds a score for each pair of its T queries and all keys; with a window of at most T it gets some of the piece before.
       implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or
         "recurrent" (a scan over tokens with a cache of every key and value).
 
