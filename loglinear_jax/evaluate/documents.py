@@ -133,7 +133,8 @@ def loss_measures(
     """The losses of models on documents: of all tokens, AR hits and others; by position; and of AR hits by the distance of the
     bigram's last occurrence and by how often the training split has it.
 
-    losses: by model, as `document_losses`. train: the tokens of the training split, if there is one.
+    losses: by model, as `document_losses`. train: the tokens of the training split, if there is one. A measure without tokens,
+    as where there is no AR hit, is left out.
     """
     ends = np.cumsum([len(document) - 1 for document in documents])
     positions = np.concatenate([np.arange(1, len(document)) for document in documents])
@@ -168,7 +169,7 @@ def loss_measures(
 
     sums = {model: with_all(x) for model, x in first.sums.items()}
     whole = dataclasses.replace(first, groups=["all", *first.groups], counts=with_all(first.counts), sums=sums)
-    return [whole, *others]
+    return [whole, *(measure for measure in others if measure.counts.any())]
 
 
 def _measure(name, by, groups, middles, group, document, losses) -> Measure:

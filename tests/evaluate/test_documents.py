@@ -69,6 +69,13 @@ def test_every_token_is_in_its_group():
     assert difference[0] == pytest.approx(hits.mean("b", 1)[0] - hits.mean("a", 1)[0])
 
 
+def test_measures_of_ar_hits_are_left_out_where_there_are_none():
+    distinct = [np.arange(size, dtype=np.int32) for size in (2, 5)]
+    losses = {"a": [np.ones(len(document) - 1) for document in distinct]}
+    names = ["loss on AR hits and on the rest", "loss by position"]
+    assert [measure.name for measure in loss_measures(distinct, losses, distinct[0])] == names
+
+
 def test_a_mean_of_tokens_weighs_documents_by_their_length():
     values = RNG.normal(size=40)
     np.testing.assert_allclose(mean_of_tokens(7 * values, np.full(40, 7)), mean_interval(values))
