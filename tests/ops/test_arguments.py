@@ -78,7 +78,8 @@ OF_ONE = [
     (LOG_LINEAR, dict(initial_state=at(np.asarray(16))), r"num_levels\(25\) = 6 for initial_state.position"),
     (LOG_LINEAR, dict(initial_state=at(17)), "5 levels, room for 16 tokens: expected at least 6 levels for .* = 17"),
     (BUCKET_SCORES, dict(num_levels=4), r"num_levels is 4: expected an integer ≥ num_levels\(9\) = 5 for T tokens"),
-    (SOFTMAX, dict(window=0), "window must be None or at least 1, got 0"),
+    (SOFTMAX, dict(window=0), "window must be None or an integer from 1 on, got 0"),
+    (SOFTMAX, dict(window=2.5), "window must be None or an integer from 1 on, got 2.5"),
     (DELTA, dict(beta=zeros(2, 5, 4)), r"beta has shape \(2, 5, 4\): expected \[B, T, H\] with T = 9"),
     (GATED_DELTA, dict(beta=zeros(2, 9, 4, dtype=int)), r"beta has dtype int\d+: expected a floating dtype"),
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.checks import check_implementation, check_segment_ids, check_shapes
@@ -56,8 +57,9 @@ def softmax_attention(
     check_segment_ids(segment_ids, *v.shape[:2])
     widest = jnp.result_type(q, k)
     q, k = q.astype(widest), k.astype(widest)
-    if window is not None and window < 1:
-        raise ValueError(f"window must be None or at least 1, got {window}")
+    is_int = isinstance(window, (int, np.integer)) and not isinstance(window, bool)
+    if window is not None and not (is_int and window >= 1):
+        raise ValueError(f"window must be None or an integer from 1 on, got {window!r}")
     form: Callable = recurrent.attend if implementation == "recurrent" else parallel.attend
     if axis_name is not None and check_pieces(axis_name, q.shape[1]) > 1:
         if form is recurrent.attend:
