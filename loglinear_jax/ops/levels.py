@@ -41,8 +41,8 @@ def level_of_pairs(position: Int[Array | np.ndarray, " T"]) -> Int[Array | np.nd
     """Level of each pair (t, s) of tokens at these positions, in order; -1 where s comes later."""
     level = fenwick_level(position[:, None], position)
     place = np.arange(len(position))
-    where = np.where if isinstance(level, np.ndarray) else jnp.where
-    return where(place[:, None] >= place, level, -1)
+    seen = place[:, None] >= place
+    return np.where(seen, level, -1) if isinstance(level, np.ndarray) else jnp.where(seen, level, -1)
 
 
 def select_level(lam: Float[Array, "... T L"], level: Int[Array | np.ndarray, "T S"]) -> Float[Array, "... T S"]:
