@@ -126,6 +126,6 @@ def test_batch_and_heads(form, how):
         compiled = jax.jit(run).lower(*placed).compile()
         out = compiled(*placed)
     for x, y in zip(out, expected, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * max(np.abs(y).max(), 1))
         assert (*x.sharding.spec, None, None)[:3:2] == ("data", "model")
     assert not any(moved in compiled.as_text() for moved in ("all-gather(", "all-reduce(", "all-to-all(", "permute("))
