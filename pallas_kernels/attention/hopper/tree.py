@@ -19,6 +19,18 @@ ELEMENTS = 512  # of a state that a program has, four a thread
 BY_THREAD = plgpu.Layout.WG_STRIDED((ELEMENTS,), vec_size=4)
 
 
+def _flat(states):
+    """States [B, R, N, V, K] with their elements on one axis."""
+    return states.reshape(*states.shape[:3], -1)
+
+
+def _own(heads: int):
+    """(sequence, head, strip, part) of a program; part(x, place): its elements of a head's state in x [B, R, N, elements]."""
+    z, strip = program_index("head"), program_index("strip")
+    sequence, head = lax.div(z, heads), lax.rem(z, heads)
+    return sequence, head, strip, lambda x, place: x.at[sequence, head, place, pl.ds(strip * ELEMENTS, ELEMENTS)]
+
+
 def merge_states(
     states: Float[Array, "B R N V K"],
     node_decay: NodeDecay,
@@ -32,15 +44,11 @@ def merge_states(
     num_nodes = node_decay.shape[2]
 
     def body(ref, _):
-        z, group, strip = program_index("head"), program_index("group"), program_index("strip")
-        sequence, head = lax.div(z, heads), lax.rem(z, heads)
-        first = group * radix
+        sequence, head, _, part = _own(heads)
+        first = program_index("group") * radix
         ends = [(first + index + 1) * size for index in range(radix)]
-
-        def node(end):
-            return ref.states.at[sequence, head, end, pl.ds(strip * ELEMENTS, ELEMENTS)]
-
-        nodes = [plgpu.load(node(jnp.minimum(end, num_chunks - 1)), layout=BY_THREAD).astype(F32) for end in ends]
+        read = [part(ref.states, jnp.minimum(end, num_chunks - 1)) for end in ends]
+        nodes = [plgpu.load(node, layout=BY_THREAD).astype(F32) for node in read]
         decays = [ref.decay[sequence, head, jnp.minimum(first + index, num_nodes - 1)] for index in range(radix)]
         step = 1
         while step < radix:
@@ -52,9 +60,9 @@ def merge_states(
 
             @pl.when(ends[index] < num_chunks)
             def _(index=index):
-                node(ends[index])[...] = nodes[index].astype(ref.states.dtype)
+                part(ref.states, ends[index])[...] = nodes[index].astype(ref.states.dtype)
 
-    merged = jax.new_ref(of_no_axes(states.reshape(*states.shape[:3], elements)))
+    merged = jax.new_ref(of_no_axes(_flat(states)))
     grid = dict(head=sizes.batch * heads, group=-(-num_nodes // radix), strip=elements // ELEMENTS)
     launch(body, "merge_states", grid, dict(states=merged, decay=node_decay), {}, {}, sizes)
     return jax.freeze(merged).reshape(states.shape)
@@ -75,21 +83,13 @@ def spread_gradients(
     elements = sizes.key_dim * sizes.value_dim
     strips = elements // ELEMENTS
     num_nodes = node_decay.shape[2]
-
-    def flat(x):
-        return x.reshape(*x.shape[:3], elements)
-
     in_place = size == 1
 
     def body(ref, _):
         gradients_ref = ref.read if in_place else ref.gradients
-        z, group, strip = program_index("head"), program_index("group"), program_index("strip")
-        sequence, head = lax.div(z, heads), lax.rem(z, heads)
+        sequence, head, strip, part = _own(heads)
+        group = program_index("group")
         first, last = group * radix, num_nodes - 1
-
-        def part(source, index):
-            return source.at[sequence, head, index, pl.ds(strip * ELEMENTS, ELEMENTS)]
-
         decays = [ref.decay[sequence, head, jnp.minimum(first + index, last)] for index in range(radix)]
         top = plgpu.layout_cast(jnp.zeros((ELEMENTS,), F32), BY_THREAD)
         if ref.above is not None:
@@ -124,8 +124,8 @@ def spread_gradients(
 
         spread(0, radix, top)
 
-    read = jax.new_ref(of_no_axes(flat(state_gradients)))
-    inputs = dict(read=read, states=flat(states), decay=node_decay, above=None if above is None else flat(above))
+    read = jax.new_ref(of_no_axes(_flat(state_gradients)))
+    inputs = dict(read=read, states=_flat(states), decay=node_decay, above=None if above is None else _flat(above))
     shape = (sizes.batch, heads, num_nodes)
     results = dict(
         gradients=None if in_place else jax.ShapeDtypeStruct((*shape, elements), states.dtype),
@@ -155,15 +155,8 @@ def scan_states(
     count, strips = num_chunks if backward else num_chunks - 1, elements // ELEMENTS
     block = min(tiles.radix, count)
 
-    def flat(x):
-        return x.reshape(*x.shape[:3], elements)
-
     def body(ref, _):
-        z, strip = program_index("head"), program_index("strip")
-        sequence, head = lax.div(z, heads), lax.rem(z, heads)
-
-        def part(source, index):
-            return source.at[sequence, head, index, pl.ds(strip * ELEMENTS, ELEMENTS)]
+        sequence, head, strip, part = _own(heads)
 
         def one_block(number, total):
             steps = [number * block + index for index in range(block)]
@@ -191,8 +184,8 @@ def scan_states(
         start = plgpu.layout_cast(jnp.zeros((ELEMENTS,), F32), BY_THREAD)
         lax.fori_loop(0, -(-count // block), one_block, start)
 
-    scanned = jax.new_ref(of_no_axes(flat(own)))
-    inputs = dict(scanned=scanned, states=flat(states) if backward else None, decay=chunk_decay)
+    scanned = jax.new_ref(of_no_axes(_flat(own)))
+    inputs = dict(scanned=scanned, states=_flat(states) if backward else None, decay=chunk_decay)
     of_decay = jax.ShapeDtypeStruct((*chunk_decay.shape, strips), F32)
     grid, results = dict(head=sizes.batch * heads, strip=strips), dict(d_decay=of_decay if backward else None)
     name = "suffix_gradients" if backward else "prefix_states"
