@@ -222,8 +222,9 @@ class RunFolder:
                     f"{what} {name}: checkpoints that are saved there can't be read again; expected a path that Orbax takes, "
                     "without [, ] and \\"
                 )
-            if what != "workdir" and ".." in Path(name).parts:
-                raise ConfigError(f"{what} {name}: its folder, of this name, would be outside of the workdir")
+        for name in variants:
+            if ".." in Path(name).parts:
+                raise ConfigError(f"the variant {name}: its folder, of this name, would be outside of the workdir")
 
     def _check_seeds_can_be_added(self, old: ConfigDict) -> None:
         """Raises ConfigError if seeds of a variant are being trained: which ones, only the config that they have now says."""

@@ -55,8 +55,8 @@ def _attend_by_blocks(q, k, v, begin, window: int, size: int, before=(None, None
 
 
 def attend_piece(q, k, v, segment_ids=None, *, axis_name: str, window: int | None = None):
-    """The same for the queries of one piece of a sequence (see `ops.sequence_parallel`), which gathers all keys and values, or
-    with a window that is no longer than a piece those of the last tokens of the piece before."""
+    """The same for the queries of one piece of a sequence (see `ops.sequence_parallel`), which gathers all keys and values.
+    With a window that fits into a piece it gets keys and values of the piece before alone."""
     length = q.shape[1]
     first = jax.lax.axis_index(axis_name) * length
     q, k = (rotate_by_position(x, first) for x in (q, k))
