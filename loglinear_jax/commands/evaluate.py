@@ -278,6 +278,7 @@ def _show(
     from loglinear_jax.analysis.documents import draw_measure, measure_table
     from loglinear_jax.analysis.style import save
     from loglinear_jax.provenance import origin
+    from loglinear_jax.runs.writing import replace_file, writing
 
     tables = [measure_table(measure, subject) for measure in measures]
     for table in tables:
@@ -288,8 +289,9 @@ def _show(
     record = origin(args.called) | {"subject": subject, "corpus": corpus, "measures": []}
     for measure, table in zip(measures, tables, strict=True):
         stem = args.out / measure.name.replace(" ", "-")
-        table.write(stem)
-        save(draw_measure(measure, subject), stem)
+        with writing(args.out):
+            table.write(stem)
+            save(draw_measure(measure, subject), stem)
         rows = [
             {
                 "document": number,
@@ -300,5 +302,5 @@ def _show(
         ]
         about = {"name": measure.name, "by": measure.by, "unit": measure.unit, "groups": list(measure.groups)}
         record["measures"].append(about | {"documents": rows})
-    (args.out / "documents.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    replace_file(args.out / "documents.json", lambda file: file.write(json.dumps(record) + "\n"))
     print(f"Written to {args.out}")

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loglinear_jax.runs.writing import replace_file
     from loglinear_jax.text.sources import cut_line, find_documents
     from loglinear_jax.text.tokenizer import train_tokenizer
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise BadInput(f"--{error}") from error
     check_folder(args.out, "--out")  # made only now, so that a bad corpus leaves no empty folder behind
-    file.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    replace_file(file, lambda opened: opened.write(tokenizer.to_str(pretty=True)))
     if (found := tokenizer.get_vocab_size()) < args.vocab_size:
         print(f"The documents make only {found:,} tokens.")
     print(f"Written to {file}")

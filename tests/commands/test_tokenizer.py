@@ -1,5 +1,8 @@
 """A tokenizer trained on documents, by the command line."""
 
+import errno
+import os
+
 from configs.books import FABLES
 from loglinear_jax.commands.main import main
 from loglinear_jax.text import load_tokenizer
@@ -45,6 +48,19 @@ def test_what_can_not_be_is_refused_in_one_line_and_leaves_no_folder(tmp_path, c
         err = capsys.readouterr().err
         assert err.startswith(f"loglinear_jax tokenizer: {message}") and err.count("\n") == 1
         assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
+    assert train(tmp_path, "--vocab_size=300") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(
+        f"loglinear_jax tokenizer: {tmp_path}/tokenizer.json can't be written: No space left on device;"
+    )
+    assert err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def test_a_tokenizer_that_is_there_is_kept(tmp_path, capsys):
