@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from loglinear_jax.command_line import (
     BadInput,
+    check_can_be_made,
     check_folder,
     comma_separated,
     number,
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     text = args.text and read_text(args.text, "--text")
     models = _load_all(args)
     if args.out is not None:
-        check_folder(args.out, "--out")
+        check_can_be_made(args.out, "--out")
     if args.text is not None:
         return _text(args, models, text)
     return (_needle if args.needle else _documents)(args, models, _open_corpus(args, models))
@@ -286,6 +287,7 @@ def _show(
     print(f"{subject}. {tables[0].note}")
     if args.out is None:
         return
+    check_folder(args.out, "--out")  # made only now, so that a bad corpus leaves no empty folder behind
     record = origin(args.called) | {"subject": subject, "corpus": corpus, "measures": []}
     for measure, table in zip(measures, tables, strict=True):
         stem = args.out / measure.name.replace(" ", "-")
