@@ -191,6 +191,14 @@ def read_text(file: Path, name: str) -> str:
         raise BadInput(f"{name}: {file} is not UTF-8, at byte {error.start}") from error
 
 
+def check_can_be_made(path: Path, name: str) -> None:
+    """Raises BadInput unless the folder that the argument `name` gives is there and can be written to, or can be made. Makes
+    nothing."""
+    if path.is_file():
+        raise BadInput(f"{name}: {path} is a file, expected a folder")
+    check_writable(next(folder for folder in (path, *path.parents) if os.path.exists(folder)), name)
+
+
 def check_folder(path: Path, name: str) -> None:
     """Makes the folder that the argument `name` gives, unless it is there. Raises BadInput if nothing can be written to it."""
     if path.is_file():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import numbers
+import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ def stream(
 
 def _checked_prompts(prompt: Prompts, vocab_size: int) -> list[Int[np.ndarray, " T"]]:
     """The token ids of each sequence."""
-    if isinstance(prompt, Sequence) and len({np.shape(row) for row in prompt}) > 1:
+    if isinstance(prompt, Sequence) and len({_shape(row, index) for index, row in enumerate(prompt)}) > 1:
         prompts = [np.asarray(row) for row in prompt]
     else:
         whole = np.asarray(prompt)
@@ -116,6 +117,17 @@ def _checked_prompts(prompt: Prompts, vocab_size: int) -> list[Int[np.ndarray, "
     if least < 0 or most >= vocab_size:
         raise SettingError(f"prompt has ids {least} to {most}: expected 0 to {vocab_size - 1}")
     return prompts
+
+
+def _shape(row: Any, index: int) -> tuple[int, ...]:
+    """The shape of what a prompt has for sequence number `index`."""
+    try:
+        return np.shape(row)
+    except ValueError as error:  # NumPy's, of lists in it that have different lengths
+        raise SettingError(
+            f"prompt[{index}] is not a flat list of numbers, got {reprlib.repr(row)}: expected the token ids of one sequence, "
+            "such as [1, 2, 3]"
+        ) from error
 
 
 def tokens_at_a_time(settings: LanguageSettings, room: int) -> int:

@@ -190,6 +190,9 @@ def test_top_p_takes_the_fewest_tokens_of_a_large_vocabulary(kept):
         (PROMPT, 1, {"num_ids": 5, "top_k": 6}, "top_k must be a whole number from 1 to 5, got 6"),
         ([[1, 2], []], 1, {}, r"prompt has a sequence of shape \(0,\) .*: expected token ids \[T\], at least one"),
         ([[1, 2], [3.5]], 1, {}, r"prompt has a sequence of shape \(1,\) and dtype float64: expected token ids"),
+        ([[[1, 2], [3]]], 1, {}, r"^prompt\[0\] is not a flat list of numbers, got \[\[1, 2\], \[3\]\]: expected the"),
+        ([[1, 2], [3, [4]]], 1, {}, r"^prompt\[1\] is not a flat list of numbers, got \[3, \[4\]\]: expected the"),
+        ([[[[1], [2, 3]]], [[4]]], 1, {}, r"^prompt\[0\] is not a flat list of numbers, got .*: expected the"),
         (jnp.asarray(PROMPT) - 1, 1, {}, "prompt has ids -1 to 6: expected 0 to 22"),
     ],
 )

@@ -36,6 +36,7 @@ from loglinear_jax.analysis.paper import setting_of
 from loglinear_jax.config import ConfigError
 from loglinear_jax.runs.loading import Run, read_run
 from loglinear_jax.runs.outcome import VariantOutcome
+from loglinear_jax.runs.writing import replace_file
 from loglinear_jax.statistics import mean_difference
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY
 
@@ -289,7 +290,7 @@ class Pages:
             text = page.read_text(encoding="utf-8")
             new = self._with_tables(page, text)
             if new != text:
-                page.write_text(new, encoding="utf-8")
+                replace_file(page, lambda file, text=new: file.write(text))
                 changed.append(page)
         return changed, self.problems
 

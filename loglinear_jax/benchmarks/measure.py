@@ -21,6 +21,7 @@ from tabulate import tabulate
 
 from loglinear_jax import provenance
 from loglinear_jax.command_line import BadInput, comma_separated, path
+from loglinear_jax.runs.writing import replace_file
 
 
 def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
@@ -50,7 +51,7 @@ class Record:
         self.values.setdefault(name, []).append(row)
         print(json.dumps(row), flush=True)
         if self.output is not None:
-            self.output.write_text(json.dumps(self.values, indent=1) + "\n", encoding="utf-8")
+            replace_file(self.output, lambda file: file.write(json.dumps(self.values, indent=1) + "\n"))
 
     def table(self, name: str, **formats: Any) -> str:
         """All rows of a list, as Markdown."""

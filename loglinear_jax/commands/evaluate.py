@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from loglinear_jax.command_line import (
     BadInput,
+    check_can_be_made,
     check_folder,
     comma_separated,
     number,
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     text = args.text and read_text(args.text, "--text")
     models = _load_all(args)
     if args.out is not None:
-        check_folder(args.out, "--out")
+        check_can_be_made(args.out, "--out")
     if args.text is not None:
         return _text(args, models, text)
     return (_needle if args.needle else _documents)(args, models, _open_corpus(args, models))
@@ -278,6 +279,7 @@ def _show(
     from loglinear_jax.analysis.documents import draw_measure, measure_table
     from loglinear_jax.analysis.style import save
     from loglinear_jax.provenance import origin
+    from loglinear_jax.runs.writing import replace_file, writing
 
     tables = [measure_table(measure, subject) for measure in measures]
     for table in tables:
@@ -285,11 +287,13 @@ def _show(
     print(f"{subject}. {tables[0].note}")
     if args.out is None:
         return
+    check_folder(args.out, "--out")  # made only now, so that a bad corpus leaves no empty folder behind
     record = origin(args.called) | {"subject": subject, "corpus": corpus, "measures": []}
     for measure, table in zip(measures, tables, strict=True):
         stem = args.out / measure.name.replace(" ", "-")
-        table.write(stem)
-        save(draw_measure(measure, subject), stem)
+        with writing(args.out):
+            table.write(stem)
+            save(draw_measure(measure, subject), stem)
         rows = [
             {
                 "document": number,
@@ -300,5 +304,5 @@ def _show(
         ]
         about = {"name": measure.name, "by": measure.by, "unit": measure.unit, "groups": list(measure.groups)}
         record["measures"].append(about | {"documents": rows})
-    (args.out / "documents.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    replace_file(args.out / "documents.json", lambda file: file.write(json.dumps(record) + "\n"))
     print(f"Written to {args.out}")

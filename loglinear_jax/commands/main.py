@@ -8,6 +8,7 @@ set aside as `args.config_arguments`; `more_help(config_arguments)` is what its 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -30,6 +31,8 @@ from loglinear_jax.command_line import (
     split_arguments,
 )
 from loglinear_jax.settings import SettingError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk, or of a user's share of it
 
 
 def find_commands() -> dict[str, ModuleType]:
@@ -74,7 +77,9 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
                 chosen.epilog = known[command].more_help(config_arguments)
         args = parser.parse_args(others)
         args.called, args.config_arguments = [*called.split(), *argv], config_arguments
-        return args.run(args)
+        code = args.run(args)
+        print(end="", flush=True)  # so that what can't be printed is reported below
+        return code
     except (BadInput, SettingError, Failed) as error:
         sys.stderr.write(f"{name}: {one_line(error)}\n")  # at once, as other threads may write there too
         return FAILED if isinstance(error, Failed) else BAD_INPUT
@@ -82,11 +87,34 @@ def main(argv: Sequence[str] | None = None, command: str | None = None, called: 
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be written
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if (refused := _not_written(error)) is None:
+            raise
+        sys.stderr.write(f"{name}: {refused} can't be written: {error.strerror}\n")
+        return FAILED
     except ModuleNotFoundError as error:
         hint = how_to_install(error, getattr(known[command], "EXTRA", "train"))
         if hint is None:
             raise
         print(f"{name}: {hint}", file=sys.stderr)
         return BAD_INPUT
+
+
+def _drop_output() -> None:
+    """Sends what is still to be printed nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _not_written(error: OSError) -> str | None:
+    """What did not fit on a full disk: a file, or the output. None if that is not known, or no disk is full."""
+    if error.errno not in FULL:
+        return None
+    if error.filename is None:
+        try:
+            print(flush=True)  # whether the output is on that disk
+        except OSError:
+            _drop_output()
+            return "the output"
+    return error.filename

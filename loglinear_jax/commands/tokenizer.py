@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from loglinear_jax.command_line import BadInput, check_folder, path, size
+from loglinear_jax.command_line import BadInput, check_can_be_made, check_folder, path, size
 
 HELP = "train a tokenizer on documents of your own"
 EXTRA = "text"
@@ -24,10 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loglinear_jax.runs.writing import replace_file
     from loglinear_jax.text.sources import cut_line, find_documents
     from loglinear_jax.text.tokenizer import train_tokenizer
 
-    check_folder(args.out, "--out")
+    check_can_be_made(args.out, "--out")
     file = args.out / "tokenizer.json"
     if file.exists():
         raise BadInput(f"--out: {file} exists: expected another folder")
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = train_tokenizer((piece for text in documents for piece in cut_line(text)), args.vocab_size)
     except ValueError as error:
         raise BadInput(f"--{error}") from error
-    file.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    check_folder(args.out, "--out")  # made only now, so that a bad corpus leaves no empty folder behind
+    replace_file(file, lambda opened: opened.write(tokenizer.to_str(pretty=True)))
     if (found := tokenizer.get_vocab_size()) < args.vocab_size:
         print(f"The documents make only {found:,} tokens.")
     print(f"Written to {file}")

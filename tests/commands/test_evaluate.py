@@ -159,8 +159,9 @@ CORPUS = ["--corpus={books}", "--end_token=w18"]
         (["{a}", *CORPUS, "--length=99"], "99 tokens of a document, for .*has levels for 64"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_line(models, books, arguments, message, capsys):
+def test_what_does_not_fit_is_one_line_and_leaves_no_folder(models, books, arguments, message, tmp_path, capsys):
     places = dict(zip("ab", models, strict=True), books=books)
-    code = main(["evaluate", *(argument.format(**places) for argument in arguments)])
+    code = main(["evaluate", *(argument.format(**places) for argument in arguments), f"--out={tmp_path / 'out'}"])
+    assert not (tmp_path / "out").exists()
     error = capsys.readouterr().err
     assert code == 2 and "Traceback" not in error and re.search(message, error.splitlines()[-1]), error

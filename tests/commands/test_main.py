@@ -1,8 +1,10 @@
 """The command line as a user meets it: help, exit codes, what is missing."""
 
+import errno
 import importlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -102,6 +104,36 @@ def test_a_bug_keeps_its_traceback_and_an_interrupt_with_nothing_to_save_ends_wi
     assert capsys.readouterr().err == "loglinear_jax train: interrupted\n"
     monkeypatch.setattr(train, "run", lambda args: importlib.import_module("scipy.no_such_module"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        main(["train"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("buffered", [True, False])
+def test_an_output_on_a_full_disk_is_one_line(buffered, monkeypatch, capsys):
+    """Also where the last line is only written when the command has ended."""
+
+    def run(args):
+        print("some text")
+        return 0
+
+    monkeypatch.setattr(train, "run", run)
+    with Path("/dev/full").open("wb", buffering=-1 if buffered else 0) as full:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, "utf-8", write_through=not buffered))
+        assert main(["train"]) == 1
+        sys.stdout.flush()  # what is left goes nowhere
+    assert capsys.readouterr().err == "loglinear_jax train: the output can't be written: No space left on device\n"
+
+
+def test_a_file_on_a_full_disk_is_one_line_if_its_name_is_known(monkeypatch, capsys):
+    def run(args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *name)
+
+    monkeypatch.setattr(train, "run", run)
+    name = ["/a/file"]
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == "loglinear_jax train: /a/file can't be written: No space left on device\n"
+    name = []
+    with pytest.raises(OSError, match="No space left"):
         main(["train"])
 
 
