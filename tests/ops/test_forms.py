@@ -15,7 +15,7 @@ from loglinear_jax import (
     occupied_levels,
 )
 from loglinear_jax.ops import softmax_attention
-from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
+from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache, parallel
 
 from .forms import (
     BUCKET_SCORES,
@@ -80,7 +80,38 @@ def test_a_window_of_a_long_sequence_goes_by_blocks(window, length):
             for form in (None, "recurrent")
         )
         for found, expected in zip((by_blocks[0], *by_blocks[1](v)), (scan[0], *scan[1](v)), strict=True):
-            assert relative_error(found, expected) < 1e-6
+            assert relative_error(found, expected) < 1e-10
+
+
+@pytest.mark.parametrize("window", [None, 13])
+@in_float64
+def test_some_queries_of_softmax_attention_at_a_time_are_as_all_at_once(window, monkeypatch):
+    q, k, v = SOFTMAX.inputs(0, 2, 20, 1, 2, 4, 3)
+    segment_ids = jnp.concatenate([segment_ids_of((5, 8, 16), 20), jnp.zeros((1, 20), jnp.int32)])
+
+    def output_and_gradients():
+        out, pull = jax.vjp(lambda *x: softmax_attention(*x, segment_ids=segment_ids, window=window), q, k, v)
+        cache = key_value_cache(k[:, :2], v[:, :2], 20, window)
+        return out, *pull(v), attend_to_cache(cache, *(x[:, 2:] for x in (q, k, v)), window, segment_ids[:, 2:])[0]
+
+    expected = output_and_gradients()
+    monkeypatch.setattr(parallel, "QUERIES_AT_ONCE", 8)
+    for one, other in zip(output_and_gradients(), expected, strict=True):
+        assert relative_error(one, other) < 1e-12
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="counts the memory of a CPU")
+@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
+def test_memory_of_softmax_attention_grows_with_the_length(segmented):
+    """Forward and backward: of twice the tokens twice, not four times."""
+
+    def memory(length):
+        x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
+        ids = jax.ShapeDtypeStruct((1, length), jnp.int32) if segmented else None
+        gradients = jax.grad(lambda x, ids: jnp.sum(softmax_attention(x, x, x, segment_ids=ids) ** 2))
+        return jax.jit(gradients).lower(x, ids).compile().memory_analysis().temp_size_in_bytes
+
+    assert memory(4096) < 2.2 * memory(2048)
 
 
 @every_form()

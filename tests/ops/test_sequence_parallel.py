@@ -12,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import pallas_kernels
 from loglinear_jax import init_fenwick_state, log_linear_attention
+from loglinear_jax.ops.softmax import parallel
 from pallas_kernels.common import support
 
 from .forms import FORMS, HAS_GPU, in_tiers, kernels_run, types_of
@@ -185,16 +186,18 @@ def test_other_numbers_of_devices(devices):
         assert relative_error(found, whole(form, *inputs, None)) < 1e-10
 
 
-def test_a_window_of_softmax_attention_reaches_into_earlier_pieces():
-    """Into the one before, or if it is longer into all."""
+def test_softmax_attention_reaches_into_earlier_pieces(monkeypatch):
+    """A window into the one before, or if it is longer into all; some queries of a piece at a time."""
     form = next(form for form in FORMS if str(form) == "softmax-parallel")
     with types_of(form):
         arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 6, 5), segments_of(3, 32))
-        for window, ids in ((11, arrays[-1]), (5, arrays[-1]), (8, None)):
+        for window, ids in ((None, arrays[-1]), (None, None), (11, arrays[-1]), (5, arrays[-1]), (8, None)):
+            monkeypatch.setattr(parallel, "QUERIES_AT_ONCE", 32)
             expected = form.operation.function(*arrays[:-1], segment_ids=ids, window=window)
+            monkeypatch.setattr(parallel, "QUERIES_AT_ONCE", 3)
             attend = jax.jit(over_pieces(form, window=window))
             assert relative_error(attend(*arrays[:-1], ids), expected) < form.tolerance
-            assert ("all_gather" in attend.lower(*arrays[:-1], ids).as_text()) == (window > 8)
+            assert ("all_gather" in attend.lower(*arrays[:-1], ids).as_text()) == (window is None or window > 8)
         with pytest.raises(
             ValueError, match="implementation is 'recurrent': expected 'parallel' or None with axis_name"
         ):

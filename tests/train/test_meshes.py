@@ -236,9 +236,8 @@ def test_a_layer_of_pieces_is_the_layer(layer):
 
         found = jax.jit(lambda: both(apply))()
         expected = jax.jit(lambda: both(lambda params, x, segments: layer.apply(params, x, segment_ids=segments)))()
-        tolerance = 1e-6 if layer.mixer == "softmax" else 1e-10  # JAX's own attention is float32 inside
         for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert np.abs(x - y).max() <= tolerance * max(np.abs(y).max(), 1)
+            assert np.abs(x - y).max() <= 1e-10 * max(np.abs(y).max(), 1)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

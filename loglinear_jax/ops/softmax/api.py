@@ -32,18 +32,21 @@ def softmax_attention(
 
     As only differences of positions count, a document in a pack equals the document alone.
 
+    Memory of "parallel" is O(T), with gradients: on a GPU, bfloat16 and float16 without segment_ids go through cuDNN's
+    FlashAttention; everything else computes the scores of some queries at a time.
+
     NaN or inf in a token's v can also reach earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
 
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
       v: values, [B, T, H, V], H a multiple of G.
       segment_ids: as in `log_linear_attention`.
-      window: how many tokens each attends to, the last of them itself; None: all before it, and itself. Scores then take
-        O(T window) memory.
-      axis_name: as in `log_linear_attention`, for "parallel" alone. Each device gathers the keys and values of all pieces, and
-        holds a score for each pair of its T queries and all keys; with a window of at most T it gets some of the piece before.
-      implementation: "parallel" (the whole sequence through jax.nn.dot_product_attention), which None stands for, or
-        "recurrent" (a scan over tokens with a cache of every key and value).
+      window: how many tokens each attends to, the last of them itself; None: all before it, and itself. Scores of a
+        window shorter than T / 2 are computed at once, in O(T window) memory.
+      axis_name: as in `log_linear_attention`, for "parallel" alone. Each device gathers the keys and values of all pieces; with
+        a window of at most T it gets some of the piece before.
+      implementation: "parallel" (the formula, over all pairs of tokens), which None stands for, or "recurrent" (a scan over
+        tokens with a cache of every key and value).
 
     Returns o [B, T, H, V] in q's and k's dtype, the wider if they differ.
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.positions import advanced, as_position, first_read, have_room, segment_starts
 from loglinear_jax.ops.sharding import varying_as
-from loglinear_jax.ops.softmax.parallel import dot_product_attention, rotate_by_position
+from loglinear_jax.ops.softmax.parallel import attend_to, rotate_by_position
 
 
 @flax.struct.dataclass
@@ -80,19 +80,14 @@ def attend_to_cache(
     else:
         keys, values = (_put(*both, position) for both in zip((cache.keys, cache.values), new, strict=True))
         known = have_room(position, length, room).all(axis=-1)
-    of_row = position.reshape(-1, 1)
-    query = (of_row + jnp.arange(length))[:, :, None]
-    key = ((of_row - room if has_window else 0) + jnp.arange(keys.shape[1])[None])[:, None]
+    end = position.reshape(-1, 1) + jnp.arange(length, dtype=jnp.int32)
     first = cache.first[:, None] if segment_ids is None else first_read(segment_ids, position, cache.first)
-    seen = (key <= query) & (key >= first[:, :, None])
-    if has_window:
-        seen &= key > query - room
-        keys_kept, values_kept = keys[:, length:], values[:, length:]
-    else:
-        keys_kept, values_kept = keys, values
-    out = dot_product_attention(q, keys, values, mask=seen[:, None])
+    begin, of_first_key = jnp.maximum(first, end - room + 1), position.reshape(-1, 1) - room if has_window else 0
+    out = attend_to(q, keys, values, begin - of_first_key, end - of_first_key)
     out = jnp.where(known.reshape(-1, 1, 1, 1), out, jnp.nan)
-    return out, KeyValueCache(keys_kept, values_kept, advanced(position, length), first[:, -1])
+    if has_window:
+        keys, values = keys[:, length:], values[:, length:]
+    return out, KeyValueCache(keys, values, advanced(position, length), first[:, -1])
 
 
 def _put(
