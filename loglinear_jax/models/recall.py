@@ -15,6 +15,7 @@ from loglinear_jax.mixers import DT_MAX, DT_MIN
 from loglinear_jax.models.settings import MOST_CONV_WIDTH, MixerSettings
 from loglinear_jax.modules import Embed
 from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
+from loglinear_jax.ops.decays import accumulation_dtype
 from loglinear_jax.settings import setting
 
 NORMS = ("post", "pre")
@@ -53,7 +54,9 @@ class RecallLayer(nn.Module):
     index: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"], positions: Positions = slice(None)) -> Float[Array, "B P D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], positions: Positions = slice(None), segment_ids: Tokens | None = None
+    ) -> Float[Array, "B P D"]:
         """x at `positions`, from all x."""
         m = self.settings
         norm = nn.LayerNorm(epsilon=1e-5, name="norm")
@@ -65,8 +68,8 @@ class RecallLayer(nn.Module):
             out_init=nn.initializers.normal(m.weight_std / (2 * m.layers) ** 0.5),
         )
         nn.share_scope(self, attention)
-        y = attention(norm(x) if m.norm == "pre" else x, positions=positions)
-        x = y.astype(jnp.float32) + at_positions(x, positions)
+        y = attention(norm(x) if m.norm == "pre" else x, positions=positions, segment_ids=segment_ids)
+        x = y.astype(x.dtype) + at_positions(x, positions)
         return x if m.norm == "pre" else norm(x)
 
 
@@ -83,39 +86,47 @@ class _Weights(nn.Module):
 
 class RecallModel(nn.Module):
     """The paper's recall model: embedding, post-norm layers with no positions and no convolution, norm, untied head; and with
-    other settings, what may make it learn more reliably."""
+    other settings, what may make it learn more reliably.
+
+    segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in `log_linear_attention`.
+    """
 
     settings: RecallSettings
 
     @nn.compact
     def features(
-        self, tokens: Tokens, positions: Positions = slice(None)
+        self, tokens: Tokens, positions: Positions = slice(None), segment_ids: Tokens | None = None
     ) -> tuple[Float[Array, "B P D"], Float[Array | np.ndarray, "D vocab"]]:
         """(what the head reads at `positions` (all T), in the dtype of its products; the head). The last layer's output, and
         what follows it, is computed there only."""
         m = self.settings
+        segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
         x = Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):
-            x = RecallLayer(m, index, name=f"layer_{index}")(x, positions if index == m.layers - 1 else slice(None))
+            read = positions if index == m.layers - 1 else slice(None)
+            x = RecallLayer(m, index, name=f"layer_{index}")(x, read, segment_ids)
         x = nn.LayerNorm(epsilon=1e-5, name="norm")(x)
         head = _Weights((m.hidden, m.vocab_size), nn.initializers.normal(m.weight_std), name="head")
         return x.astype(m.dtype), head()
 
-    def __call__(self, tokens: Tokens, positions: Positions = slice(None)) -> Float[Array, "B P vocab"]:
+    def __call__(
+        self, tokens: Tokens, positions: Positions = slice(None), segment_ids: Tokens | None = None
+    ) -> Float[Array, "B P vocab"]:
         """Logits [B, P, vocab_size] in float32 at `positions` (all T) for tokens [B, T]."""
-        return _logits(*self.features(tokens, positions))
+        return _logits(*self.features(tokens, positions, segment_ids))
 
     def token_losses(
         self,
         tokens: Tokens,
         targets: Tokens,
         positions: Positions = slice(None),
+        segment_ids: Tokens | None = None,
     ) -> Losses:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0.
 
         Of more than MOST_LOGITS logits in parts, which in bfloat16 are not rounded to it.
         """
-        x, head = self.features(tokens, positions)
+        x, head = self.features(tokens, positions, segment_ids)
         targets = at_positions(targets, positions)
         if targets.size <= _tokens_at_once(head):
             return token_losses(_logits(x, head), targets)
@@ -127,9 +138,10 @@ class RecallModel(nn.Module):
         targets: Tokens,
         positions: Positions = slice(None),
         z_loss: float = 0.0,
+        segment_ids: Tokens | None = None,
     ) -> Float[Array, ""]:
         """The sum of `token_losses`, for training, with the z_loss of each."""
-        x, head = self.features(tokens, positions)
+        x, head = self.features(tokens, positions, segment_ids)
         targets = at_positions(targets, positions)
         pallas = self.settings.takes_pallas
         if targets.size <= _tokens_at_once(head) and not (pallas and takes_kernel(head.shape[1])):
@@ -138,7 +150,7 @@ class RecallModel(nn.Module):
 
 
 def _logits(x, head):
-    return jnp.dot(x, head.astype(x.dtype)).astype(jnp.float32)
+    return jnp.dot(x, head.astype(x.dtype)).astype(accumulation_dtype(x))
 
 
 def _tokens_at_once(head) -> int:

@@ -1,6 +1,7 @@
 """The recall model: shapes, causality, initial values, every mixer and λ, and reading λ out."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,47 @@ def test_logits_are_causal_and_every_parameter_learns(settings):
     assert np.abs(changed[:, 10:] - logits[:, 10:]).max() > 1e-3
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
         assert np.abs(grad).max() > 0, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"norm": "pre", "conv_width": 4},
+        pytest.param({"mixer": "log_linear_delta", "lam": "content"}, marks=pytest.mark.slow),
+        {"mixer": "softmax,gated_linear", "qk_norm": True},
+    ],
+    ids=str,
+)
+def test_documents_in_a_pack_are_as_alone_at_their_positions(settings):
+    """Logits and gradients of the parameters. Alone, a document starts at the position that its random key draws."""
+    cuts, rng = (3, 10, 17), np.random.default_rng(0)
+    segment_ids = np.searchsorted(cuts, np.arange(20), side="right")[None] % 2
+    settings = SMALL | {"max_length": 64, "random_first_position": 20, "dtype": "float64"} | settings
+    model, weights = RecallModel(RecallSettings(**settings)), rng.normal(size=(1, 20, 16))
+    key_of = {int(jax.random.randint(key, (1,), 0, 20)[0]): key for key in jax.random.split(jax.random.key(0), 200)}
+
+    def packed(params):
+        return model.apply(params, TOKENS[:1, :20], segment_ids=segment_ids)
+
+    def alone(params):
+        return jnp.concatenate([
+            model.apply(params, TOKENS[:1, first:end], rngs={"first_position": key_of[first]})
+            for first, end in zip((0, *cuts), (*cuts, 20), strict=True)
+        ], axis=1)  # fmt: skip
+
+    def weighed(run, params):
+        logits = run(params)
+        return jnp.sum(logits * weights), logits
+
+    with jax.enable_x64(True):
+        params = {"params": jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]}
+        params = jax.tree.map(lambda x: rng.normal(scale=0.3, size=x.shape), params)
+        got, expected = (
+            jax.jit(jax.grad(functools.partial(weighed, run), has_aux=True))(params) for run in (packed, alone)
+        )
+    for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        assert one.dtype == np.float64
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10 * np.abs(other).max())
 
 
 def test_initial_values():
