@@ -32,8 +32,8 @@ def softmax_attention(
 
     As only differences of positions count, a document in a pack equals the document alone.
 
-    Memory of "parallel" is O(T), with gradients: on a GPU, bfloat16 and float16 without segment_ids go through cuDNN's
-    FlashAttention; everything else computes the scores of some queries at a time.
+    Memory of "parallel" is O(T), with gradients. On a GPU, bfloat16 and float16 go through cuDNN's FlashAttention, documents
+    as a mask of at most half a GiB. Everything else computes the scores of some queries at a time.
 
     NaN or inf in a token's v can also reach earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
 

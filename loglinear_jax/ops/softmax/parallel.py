@@ -16,6 +16,7 @@ from pallas_kernels import runs_on_gpu
 
 SMALLEST_BLOCK = 64  # tokens, of a window by blocks
 QUERIES_AT_ONCE = 256  # whose scores exist at a time
+MOST_OF_MASK = 2**28  # elements, of which cuDNN makes a bias in 16 bits
 # Products of the backward pass are then in the dtype of those of the forward pass, too.
 PRODUCTS = {
     "bfloat16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
@@ -24,17 +25,17 @@ PRODUCTS = {
 
 
 def attend(q, k, v, segment_ids=None, *, window: int | None = None):
-    # cuDNN's FlashAttention takes documents only as a mask [B, 1, T, T]: jax.nn does not expose its packed layout, which needs
+    # cuDNN's FlashAttention takes documents as a mask [B, 1, T, T] alone: jax.nn does not expose its packed layout, which needs
     # a static bound M on their number and keeps statistics [B M, H, T].
-    length, largest = q.shape[1], max(q.shape[-1], v.shape[-1])
+    (batch, length), largest = q.shape[:2], max(q.shape[-1], v.shape[-1])
     q, k = rotate_by_position(q), rotate_by_position(k)
     has_cudnn = runs_on_gpu() and q.dtype in (jnp.bfloat16, jnp.float16) and largest <= 128 and largest % 8 == 0
+    place = jnp.arange(length, dtype=jnp.int32)[None]
+    begin = jnp.zeros_like(place) if segment_ids is None else beginnings_in_rows(segment_starts(segment_ids))
     if has_cudnn and segment_ids is None:
         return _attend_by_cudnn(q, k, v, window)
-    place = jnp.arange(length, dtype=jnp.int32)[None]
-    begin = jnp.zeros_like(place)
-    if segment_ids is not None:
-        begin = jnp.maximum(begin, beginnings_in_rows(segment_starts(segment_ids)))
+    if has_cudnn and window is None and batch * length**2 <= MOST_OF_MASK:
+        return _attend_by_cudnn(q, k, v, mask=begin[:, None, :, None] <= place)
     if window is None:
         return attend_to(q, k, v, begin, place)
     begin = jnp.maximum(begin, place - window + 1)
@@ -123,7 +124,7 @@ def _attend_at_once(q, k, v, begin, end):
     return out.reshape(batch, length, -1, v.shape[-1])
 
 
-def _attend_by_cudnn(q, k, v, window: int | None):
+def _attend_by_cudnn(q, k, v, window: int | None = None, mask=None):
     """jax.nn.dot_product_attention, of keys for groups of heads and of values of any size."""
     value_dim, key_dim, heads = v.shape[-1], q.shape[-1], v.shape[2]
     q, k = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (q, k))
@@ -131,7 +132,7 @@ def _attend_by_cudnn(q, k, v, window: int | None):
     size = max(key_dim, value_dim)
     q, k, v = (jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[-1])]) for x in (q, k, v))
     out = jax.nn.dot_product_attention(
-        q, k, v.astype(q.dtype), scale=key_dim**-0.5, is_causal=True, implementation="cudnn",
+        q, k, v.astype(q.dtype), scale=key_dim**-0.5, is_causal=True, implementation="cudnn", mask=mask,
         local_window_size=None if window is None else (window - 1, 0),
     )  # fmt: skip
     return out[..., :value_dim]
