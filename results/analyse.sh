@@ -28,3 +28,16 @@ analyse interleaved interleaved-state32-steps10000 lengths --longest=1024
 analyse interleaved interleaved-state32-steps10000-paper lengths --longest=1024
 analyse tracking tracking-parity lengths --longest=160
 analyse wikitext2 wikitext2-content lengths --longest=4096
+
+# Losses of language models on the test documents, a row for each seed and group of tokens, a column for each variant.
+documents() {
+  local kept=results/$1/runs/$2-documents.csv name=$2 seed
+  case $name in $only) ;; *) return 0 ;; esac
+  [ -f "$kept" ] || [ ! -d "runs/$name" ] && return 0
+  for seed in $3; do
+    loglinear_jax evaluate "runs/$name" --model_seed="$seed" --extend_lam --length=16384 --out="runs/$name/documents-$seed"
+  done
+  python results/documents.py "$kept" runs/"$name"/documents-*/documents.json
+}
+
+documents books books-pair '0 1 2 3 4 5 6 7'

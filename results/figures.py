@@ -260,6 +260,33 @@ def fuzzy() -> None:
     dots({"fuzzy recall, 16 seeds": rows}, message, "mad/fuzzy", TEST, (70, 100))
 
 
+def recall_hits() -> None:
+    with (HERE / "books/runs/books-pair-documents.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    panels = {
+        "by distance": ("tokens since the bigram's last occurrence", "loss on AR hits by distance"),
+        "by frequency": ("occurrences of the bigram in the training split", "loss on AR hits by training frequency"),
+    }
+    figure, axes = style.new_figure(style.FULL_WIDTH, 3.4, 1, 2, sharey=True)
+    for axis, (title, (x, measure)) in zip(axes.flat, panels.items(), strict=True):
+        gains: dict[str, list[float]] = {}
+        for line in lines:
+            if line["measure"] == measure and int(line["tokens"]) >= 100:
+                gains.setdefault(line["group"], []).append(float(line["mlp_softplus"]) - float(line[SINGLE]))
+        for place, values in enumerate(gains.values()):
+            axis.plot([place] * len(values), values, "o", color="0.6", markersize=3)
+            axis.plot([place], [np.mean(values)], "o", color=style.MARK, markersize=7)
+        axis.axhline(0, color="0.5", linewidth=1)
+        axis.set_xticks(range(len(gains)), [group.partition(" – ")[0] for group in gains], rotation=45, fontsize=9)
+        style.label_panel(axis, title, f"{x}, from", 10)
+        axis.grid(axis="y", color="0.9")
+    axes[0, 0].set_ylabel("mlp_softplus − one state (nats)")
+    message = "Levels gain where two tokens come again soon, most where training had them seldom (mean and 8 seeds)"
+    save(figure, message, "books/recall-hits")
+
+
 if __name__ == "__main__":
-    for draw in (by_size, tuned, differences, slow_decays, copying, rates, longer_tests, lengths, perplexities, fuzzy):
+    for draw in (
+        by_size, tuned, differences, slow_decays, copying, rates, longer_tests, lengths, perplexities, fuzzy, recall_hits,
+    ):  # fmt: skip
         draw()
