@@ -1,4 +1,7 @@
-"""One table of the losses that `loglinear_jax evaluate --model_seed=N --out=…` found for each seed: python results/documents.py TABLE.csv FILES"""
+"""One table of the losses that `loglinear_jax evaluate` found for each seed: python results/documents.py TABLE.csv FILE...
+
+FILE: the documents.json of an evaluation with --model_seed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ def rows(files: list[str]):
             for index, group in enumerate(measure["groups"]):
                 if tokens := sum(document["tokens"][index] for document in documents):
                     losses = {
-                        re.sub(r"^.*, |\+train\..*$", "", model): sum(each["sums"][model][index] for each in documents) / tokens
+                        re.sub(r"^.*, |\+train\..*$", "", model): sum(each["sums"][model][index] for each in documents)
+                        / tokens
                         for model in documents[0]["sums"]
                     }
                     yield dict(seed=seed, measure=measure["name"], group=group, tokens=tokens) | {
