@@ -10,9 +10,9 @@ only=${1-*}
 analyse() {
   local kept=results/$1/runs/$2 name=$2 sections=$3 out=runs/$2/analysis
   case $name in $only) ;; *) return 0 ;; esac
-  [ -f "$kept-lengths.csv" ] || [ ! -d "runs/$name" ] && return 0
+  [ -f "$kept-lengths.csv" ] || [ -f "$kept-lam-dependence.md" ] || [ ! -d "runs/$name" ] && return 0
   loglinear_jax analyze --sections="$sections" --workdir="runs/$name" --out="$out" "${@:4}"
-  cp "$out/lengths-table-$name.csv" "$kept-lengths.csv"
+  [ ! -f "$out/lengths-table-$name.csv" ] || cp "$out/lengths-table-$name.csv" "$kept-lengths.csv"
   [ ! -f "$out/looks-table-$name.csv" ] || cp "$out/looks-table-$name.csv" "$kept-looks.csv"
   [ ! -f "$out/looks-table-$name.md" ] || cp "$out/looks-table-$name.md" "$kept-looks.md"
   [ ! -f "$out/lam-dependence-$name.md" ] || cp "$out/lam-dependence-$name.md" "$kept-lam-dependence.md"
@@ -21,6 +21,9 @@ analyse() {
 for kv in 4 32; do
   analyse mqar mqar-128-to-256-kv$kv lengths,dependence
   analyse mqar mqar-128-to-256-released-kv$kv lengths,dependence
+done
+for kv in 16 32; do
+  analyse mqar mqar-profiles-kv$kv dependence
 done
 analyse interleaved interleaved-128-to-1024 lengths,looks,lam,rows --longest=4096 --max_seeds=32
 analyse interleaved interleaved-steps10000 lengths --longest=1024

@@ -253,18 +253,19 @@ def input_dependence(
 
     Returns:
         "mean", "std", "min", "max" [layers, H, L] over the tokens at which the level is used. "role_share" [layers, H,
-        L]: the share of the variance between token roles (η²). "entropy" [layers, H]: of λ / Σ λ over the used levels,
-        in bits, the mean over tokens. nan for a level that is never used, or (role_share) never varies or is used in one
-        role only.
+        L]: the share of the variance between token roles (η²). "role_mean" [roles, layers, H, L]: the mean over the tokens
+        of each role. "entropy" [layers, H]: of λ / Σ λ over the used levels, in bits, the mean over tokens. nan for a level
+        that is never used, or (role_share) never varies or is used in one role only.
     """
     used = occupied_levels(np.arange(lam.shape[2]), lam.shape[-1])[:, None]  # T, 1, L
     where_used = np.ma.masked_array(lam.astype(np.float64), np.broadcast_to(~used, lam.shape))
     over = (1, 2)  # sequences and positions
     mean, std = where_used.mean(over), where_used.std(over)
-    num, between, found = where_used.count(over), np.zeros(mean.shape), np.zeros(mean.shape, int)
+    num, between, found, role_means = where_used.count(over), np.zeros(mean.shape), np.zeros(mean.shape, int), []
     for role in range(num_roles):
         others = np.broadcast_to((roles != role)[..., None, None], lam.shape)
         of_role = np.ma.masked_array(where_used.data, where_used.mask | others)
+        role_means.append(of_role.mean(over).filled(np.nan))
         found += of_role.count(over) > 0
         between += (of_role.count(over) * (of_role.mean(over) - mean) ** 2).filled(0)
     total = (std**2 * num).filled(0)
@@ -276,6 +277,7 @@ def input_dependence(
     result = {name: np.ma.filled(x, np.nan) for name, x in result.items()}
     return result | {
         "role_share": np.where(varies, between / np.where(varies, total, 1), np.nan),
+        "role_mean": np.stack(role_means),
         "entropy": bits.mean(over),
     }
 
@@ -301,7 +303,7 @@ def dependence_table(
     not.
 
     Args:
-        by_variant: for each variant, by seed, `input_dependence` and the numbers of its "layers".
+        by_variant: for each variant, by seed, `input_dependence`, the numbers of its "layers" and the names of its "roles".
         converged: whether each seed reached 90 %.
         accuracy: by which accuracy.
         title: of the table.
@@ -327,6 +329,8 @@ def dependence_table(
                 place = {"layer": int(d["layers"][layer]), "head": head, "level": level}
                 names = ("mean", "std", "min", "max", "role_share")
                 numbers = {name: float(d[name][layer, head, level]) for name in names}
+                for role, of_role in zip(d["roles"], d["role_mean"], strict=True):
+                    numbers[f"mean at {role}"] = float(of_role[layer, head, level])
                 long.append(of_seed | place | numbers | {"entropy_of_head_bits": float(d["entropy"][layer, head])})
     low, high = paper.BASELINE_LAM_RANGE
     note = (
@@ -380,13 +384,15 @@ class Dependence(Section):
 def dependence_of(
     context: Context, trained: TrainedVariant, layers: list[int], seeds: list[int]
 ) -> dict[int, dict[str, np.ndarray]]:
-    """Computes `input_dependence` of these seeds over the report's sequences, with the numbers of the "layers"."""
+    """Computes `input_dependence` of these seeds over the report's sequences, with "layers" and "roles" as
+    `dependence_table` takes them."""
     tokens, _ = context.sequences(trained)
     roles, num_roles = trained.task.roles(tokens), len(trained.task.ROLES)
 
     def compute(seed: int) -> dict[str, np.ndarray]:
         values = context.mixer_values(trained, seed)
         lam = np.stack([values[layer]["lam_value"] for layer in layers])
-        return input_dependence(lam, roles, num_roles) | {"layers": np.array(layers)}
+        of_tokens = {"layers": np.array(layers), "roles": np.array(trained.task.ROLES)}
+        return input_dependence(lam, roles, num_roles) | of_tokens
 
     return context.over_seeds(trained, "dependence", seeds, compute)

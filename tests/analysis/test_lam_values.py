@@ -114,6 +114,9 @@ def test_input_dependence_against_sums_by_hand():
         of = roles[:, used[:, level]].ravel()
         np.testing.assert_allclose(found["mean"][0, 1, level], values.mean())
         np.testing.assert_allclose(found["std"][0, 1, level], values.std())
+        for role in (0, 1):
+            np.testing.assert_allclose(found["role_mean"][role, 0, 1, level], values[of == role].mean())
+        assert np.isnan(found["role_mean"][2]).all()  # which no token has
         within = sum(((values[of == r] - values[of == r].mean()) ** 2).sum() for r in (0, 1))
         np.testing.assert_allclose(found["role_share"][0, 1, level], 1 - within / (values.var() * len(values)))
     weights = np.where(used[None, :, None], lam[0], 0)

@@ -180,13 +180,15 @@ def test_a_seed_without_a_finite_evaluation_has_no_perplexity(tmp_path):
 
 def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     good = dict(mean=np.ones((1, 1, 2)), std=np.full((1, 1, 2), 0.5), min=np.zeros((1, 1, 2)), max=np.ones((1, 1, 2)))
-    good |= dict(role_share=np.full((1, 1, 2), 0.25), entropy=np.ones((1, 1)))
-    bad = {name: np.full_like(value, np.nan) for name, value in good.items()} | {"layers": np.array([2])}
-    good |= {"layers": np.array([2])}
+    good |= dict(role_share=np.full((1, 1, 2), 0.25), role_mean=np.full((2, 1, 1, 2), 3.0), entropy=np.ones((1, 1)))
+    names = {"layers": np.array([2]), "roles": np.array(["key", "query"])}
+    bad = {name: np.full_like(value, np.nan) for name, value in good.items()} | names
+    good |= names
     table = dependence_table({"linear": {3: good, 7: bad}}, {"linear": {3: True, 7: False}}, "test accuracy", "λ")
     assert [row["seeds"] for row in table.rows] == ["all (1)", "not finite: 1 (0)"]
     shares = [table.rows[0][name] for name in ("Σ std over tokens / Σ mean of λ", "of the variance between roles")]
     assert shares == ["50.0 %", "25 %"]
+    assert table.raw[0]["mean at query"] == 3.0
     assert {row["seed"] for row in table.raw} == {3, 7} and {row["layer"] for row in table.raw} == {2}
     flags = dict(zip((3, 4, 5), np.array([True, False, True]), strict=True))
     assert "Converged" not in table.note
