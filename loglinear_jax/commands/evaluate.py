@@ -196,17 +196,23 @@ def _needle_lengths(lengths: Sequence[int] | None, models: Mapping[str, Trained]
 
 
 def _load_all(args: argparse.Namespace) -> dict[str, Trained]:
-    """The models by name: variants of one run by theirs. Raises BadInput unless they have one tokenizer."""
+    """The models by name: a variant by its own, with its run's if another run has it too. Raises BadInput unless they have one
+    tokenizer."""
     from loglinear_jax.runs.loading import read_run
     from loglinear_jax.text.tokenizer import tokenizer_sha256
 
+    variants = {
+        model: [args.variant] if args.variant else read_run(model).variants
+        for model in args.models
+        if _is_run(Path(model))
+    }
+    every = [variant for of_run in variants.values() for variant in of_run]
     found: dict[str, Trained] = {}
     for model in args.models:
-        if not _is_run(Path(model)):
+        if model not in variants:
             found[model] = load_trained(args, None, model)
-            continue
-        for variant in [args.variant] if args.variant else read_run(model).variants:
-            name = variant if len(args.models) == 1 else f"{model}, {variant}"
+        for variant in variants.get(model, ()):
+            name = variant if every.count(variant) == 1 else f"{model}, {variant}"
             found[name] = load_trained(argparse.Namespace(**vars(args) | {"variant": variant}), Path(model), None)
     (name, first), *others = found.items()
     for other, trained in others:

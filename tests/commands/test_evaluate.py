@@ -1,11 +1,14 @@
 """Perplexity of a text, and losses on documents, under models by the command line."""
 
+import argparse
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from loglinear_jax.commands import evaluate
 from loglinear_jax.commands.main import main
 from loglinear_jax.evaluate import window_losses
 from loglinear_jax.hub import load_model
@@ -165,3 +168,23 @@ def test_what_does_not_fit_is_one_line_and_leaves_no_folder(models, books, argum
     assert not (tmp_path / "out").exists()
     error = capsys.readouterr().err
     assert code == 2 and "Traceback" not in error and re.search(message, error.splitlines()[-1]), error
+
+
+def test_a_variant_is_named_with_its_run_only_where_another_run_has_it(monkeypatch):
+    runs = {"runs/a": ["fixed", "content"], "runs/b": ["fixed", "linear"]}
+    monkeypatch.setattr(evaluate, "_is_run", lambda folder: str(folder) in runs)
+    monkeypatch.setattr("loglinear_jax.runs.loading.read_run", lambda run: SimpleNamespace(variants=runs[run]))
+    monkeypatch.setattr("loglinear_jax.text.tokenizer.tokenizer_sha256", lambda tokenizer: "the same")
+
+    def load(args, run, model):
+        return SimpleNamespace(of=(run and str(run), model, args.variant), tokenizer=None)
+
+    monkeypatch.setattr(evaluate, "load_trained", load)
+    args = argparse.Namespace(models=["runs/a", "other/model", "runs/b"], variant=None)
+    assert {name: trained.of for name, trained in evaluate._load_all(args).items()} == {
+        "runs/a, fixed": ("runs/a", None, "fixed"),
+        "content": ("runs/a", None, "content"),
+        "other/model": (None, "other/model", None),
+        "runs/b, fixed": ("runs/b", None, "fixed"),
+        "linear": ("runs/b", None, "linear"),
+    }
