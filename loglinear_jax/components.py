@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, did_you_mean
 
 _OPENING, _CLOSING = "([{", ")]}"
 _OF_EVERY_MODULE = {"parent", "name"}  # fields that Linen adds
@@ -117,11 +116,8 @@ def instantiate(component: Callable, call: Call, what: str, settings: Mapping[st
     fields = fields_of(component)
     for name in call.arguments:
         if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            known = f"it has {', '.join(fields)}" if fields else "it has no arguments"
-            raise SettingError(
-                f"{what}={call.name!r} has no argument {name}: " + (f"did you mean {close[0]}?" if close else known)
-            )
+            known = did_you_mean(name, fields) or f": it has {', '.join(fields) or 'no arguments'}"
+            raise SettingError(f"{what}={call.name!r} has no argument {name}{known}")
     values = {name: value for name, value in settings.items() if name in fields} | dict(call.arguments)
     if lacking := [name for name, field in fields.items() if field.default is field.empty and name not in values]:
         raise SettingError(f"{what}={call.name!r}: its field {lacking[0]} needs a default value")

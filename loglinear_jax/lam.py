@@ -15,7 +15,6 @@ or properties that depend on its fields, say more:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import numbers
 from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ from jaxtyping import Array, Bool, Float
 import pallas_kernels
 from loglinear_jax.components import Call, fields_of, find_class, instantiate, parse_call
 from loglinear_jax.ops.checks import Implementation, check_implementation
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, did_you_mean
 
 INITS = ("text", "released")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -280,11 +279,8 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
     """
     module, call = find_lam(lam)
     if unknown := sorted(set(settings) - {*SETTINGS_OF_LAM, "parent"}):
-        close = difflib.get_close_matches(unknown[0].removeprefix("lam_"), SETTINGS_OF_LAM, n=1)
-        raise SettingError(
-            f"a λ has no setting {unknown[0]}: expected some of {', '.join(SETTINGS_OF_LAM)}"
-            + (f"; did you mean {close[0]}?" if close else "")
-        )
+        known = ", ".join(SETTINGS_OF_LAM) + did_you_mean(unknown[0].removeprefix("lam_"), SETTINGS_OF_LAM)
+        raise SettingError(f"a λ has no setting {unknown[0]}: expected some of {known}")
     of_linen = {key: settings.pop(key) for key in ("name", "parent") if key in settings}
     for given, of_model in ((settings, True), (call.arguments if call.name in LAMS else {}, False)):
         _check_settings(given, "lam_" if of_model else f"lam={lam!r}: ")

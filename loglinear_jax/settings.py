@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import numbers
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 INT32_MAX = 2**31 - 1  # what sizes and counts are indexed by
@@ -19,6 +20,11 @@ class SettingError(ValueError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: ": did you mean X?", X the known one most like it; "" if none is."""
+    return "".join(f": did you mean {close}?" for close in difflib.get_close_matches(name, list(known), n=1))
 
 
 def setting(

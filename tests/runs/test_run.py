@@ -143,7 +143,7 @@ def test_a_folder_with_another_run_or_that_cannot_be_written_is_refused(undistur
         ("--config=mqar:kv=32,seq=100", "task.seq_len=100 is too short for num_pairs=32"),
         ("--config=mqar --config.variants=linear --config.model.lam=rope", "model.lam=rope has no effect"),
         ("--config=mqar --config.model.key_dim=8 --config.model.implementation=pallas", "=pallas: K, the key dim, is 8: "),
-        ("--config=mqar --wrokdir=x", "unrecognized argument --wrokdir=x (did you mean --workdir?)"),
+        ("--config=mqar --wrokdir=x", "unrecognized argument --wrokdir=x: did you mean --workdir?"),
         ("--config=mqar --process_id=1", "--num_processes and --process_id go together"),
         ("--config=mqar extra", "unexpected argument 'extra'"),
     ],
