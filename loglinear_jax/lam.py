@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ from jaxtyping import Array, Bool, Float
 import pallas_kernels
 from loglinear_jax.components import Call, fields_of, find_class, instantiate, parse_call
 from loglinear_jax.ops.checks import Implementation, check_implementation
-from loglinear_jax.settings import SettingError, did_you_mean
+from loglinear_jax.settings import SettingError, did_you_mean, is_of
 
 INITS = ("text", "released")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -297,8 +296,7 @@ def _check_settings(given: Mapping[str, Any], prefix: str) -> None:
             shown = argument if (prefix, argument) == ("lam_", "init_scheme") else f"{prefix}{argument}"
             raise SettingError(f"{shown} must be one of {', '.join(known)}, got {given[argument]!r}")
     hidden = given.get("hidden")
-    whole = isinstance(hidden, numbers.Integral) and not isinstance(hidden, bool)
-    if hidden is not None and not (whole and hidden >= 1):
+    if hidden is not None and not (is_of(hidden, int) and hidden >= 1):
         raise SettingError(
             f"{prefix}hidden must be a whole number from 1 on, or None for twice the number of levels, got {hidden!r}"
         )

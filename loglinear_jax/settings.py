@@ -63,7 +63,7 @@ def check_fields(settings: Any, section: str) -> None:
         if value is None and or_none:
             continue
         must = None
-        if kind in _PLAIN and not (isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)):
+        if kind in _PLAIN and not is_of(value, kind):
             must = f"be {in_words(kind)}{or_none}"
         elif kind is int and value > limits["most"]:
             raise SettingError(f"{section}.{name} must be at most {limits['most']:,}, got {value:,}")
@@ -82,6 +82,11 @@ def check_fields(settings: Any, section: str) -> None:
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _PLAIN = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str}  # what a value of each kind is
+
+
+def is_of(value: Any, kind: type) -> bool:
+    """Whether a value is an int, float, bool or str, as settings have them: NumPy's numbers too, and a bool is no number."""
+    return isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)
 
 
 def kind_of(hint: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import numbers
 import re
 from typing import Any
 
@@ -18,7 +17,7 @@ from loglinear_jax.components import split_outside
 from loglinear_jax.config.defaults import PAPERS_VARIANTS, SWEPT, ConfigError, has_several, naming
 from loglinear_jax.lam import LAMS, find_lam
 from loglinear_jax.models import find_kind, is_own
-from loglinear_jax.settings import did_you_mean, in_words
+from loglinear_jax.settings import did_you_mean, in_words, is_of
 
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
@@ -109,8 +108,7 @@ def _at_every_value(name: str, path: str, value: Any) -> list[str]:
     """The variant itself if its setting has one value already, else one for each value. Raises ConfigError for bad values."""
     if not has_several(value) or any(part.startswith(f"{path}=") for part in split_outside(name, "+")):
         return [name]
-    are_numbers = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in value)
-    if not value or not are_numbers or len(set(value)) < len(value):
+    if not value or not all(is_of(x, float) for x in value) or len(set(value)) < len(value):
         raise ConfigError(f"{path} must be a number, or several different ones, got {value!r}")
     return [f"{name}+{path}={float(x)!r}".replace("e+", "e") for x in value]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import numbers
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from loglinear_jax.settings import SettingError, check_fields, setting
+from loglinear_jax.settings import SettingError, check_fields, is_of, setting
 from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.tasks.mixture import Mixture
 
@@ -214,7 +213,7 @@ def with_length(task: BaseTask, num: int, seq_len: int | None) -> BaseTask:
 
     Raises SettingError for a length or a number of sequences that can't be.
     """
-    if isinstance(num, bool) or not isinstance(num, numbers.Integral) or num < 1:
+    if not is_of(num, int) or num < 1:
         raise SettingError(f"num must be a whole number from 1 on, got {num!r}")
     task = task if seq_len is None else dataclasses.replace(task, seq_len=seq_len)
     check_fields(task, "task")
