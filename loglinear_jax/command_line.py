@@ -200,13 +200,11 @@ def check_can_be_made(path: Path, name: str) -> None:
 
 def check_folder(path: Path, name: str) -> None:
     """Makes the folder that the argument `name` gives, unless it is there. Raises BadInput if nothing can be written to it."""
-    if path.is_file():
-        raise BadInput(f"{name}: {path} is a file, expected a folder")
+    check_can_be_made(path, name)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{name}: {path} can't be made: {error.strerror or error}") from error
-    check_writable(path, name)
 
 
 def check_writable(folder: Path, name: str) -> None:
