@@ -122,9 +122,3 @@ def instantiate(component: Callable, call: Call, what: str, settings: Mapping[st
     if lacking := [name for name, field in fields.items() if field.default is field.empty and name not in values]:
         raise SettingError(f"{what}={call.name!r}: its field {lacking[0]} needs a default value")
     return component(**values, **more)
-
-
-def module_of(text: str) -> str | None:
-    """The module of a component's import path; None for one of this package's names."""
-    module, colon, _ = parse_call(text).name.partition(":")
-    return module if colon else None
