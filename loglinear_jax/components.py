@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from loglinear_jax.settings import SettingError, did_you_mean
@@ -68,6 +69,17 @@ def parse_call(text: str) -> Call:
     return Call(name.strip(), arguments)
 
 
+def find_module(name: str) -> ModuleType | None:
+    """The module of that name, imported; None if there is none. What its import raises is not caught, also if something that it
+    imports is missing."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
+
+
 def find_class(name: str, known: Mapping[str, Callable], what: str, example: str, base: type) -> Callable:
     """The component called `name` in `known`, or the class that "module:Class" names.
 
@@ -80,14 +92,10 @@ def find_class(name: str, known: Mapping[str, Callable], what: str, example: str
     module_name, colon, class_name = name.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         raise SettingError(f"{what} must be one of {', '.join(known)}, or {example}, got {name!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
+    if (module := find_module(module_name)) is None:
         raise SettingError(
             f"{what}={name!r}: there is no module {module_name} here: put the folder that holds it in PYTHONPATH"
-        ) from error
+        )
     found = getattr(module, class_name, None)
     if found is None:
         raise SettingError(f"{what}={name!r}: the module {module_name} has no class {class_name}")

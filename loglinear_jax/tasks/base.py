@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int
 
+from loglinear_jax.components import find_module
 from loglinear_jax.settings import SettingError, check_fields, is_of, setting
 from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.tasks.mixture import Mixture
@@ -240,13 +240,10 @@ def find_task(name: str) -> type[BaseTask]:
     """
     own = f"loglinear_jax.tasks.{name}"
     for path in (own, name):
-        if isinstance(name, str) and all(part.isidentifier() for part in path.split(".")):
-            try:
-                found = getattr(importlib.import_module(path), "TASK", None)
-                break
-            except ModuleNotFoundError as error:
-                if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-                    raise  # the module is there; something that it imports is not
+        is_name = isinstance(name, str) and all(part.isidentifier() for part in path.split("."))
+        if is_name and (module := find_module(path)) is not None:
+            found = getattr(module, "TASK", None)
+            break
     else:
         raise SettingError(
             f"task.name: no task {name!r}: there is no module {own}, and no module {name} here: put the folder that holds it "
