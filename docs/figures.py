@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from loglinear_jax.analysis import style
@@ -146,7 +145,7 @@ def performance() -> None:
         style.log_ticks(axis.yaxis)
     message = "From 8k to 32k tokens log-linear attention takes 4 times as long, softmax attention 15 times"
     style.finish(figure, message, handles)
-    keep(figure, DOCS / "reference/language")
+    style.save_png(figure, DOCS / "reference/language")
 
 
 def overview() -> None:
@@ -154,7 +153,7 @@ def overview() -> None:
     for axis, draw in zip(axes.flat, (accuracy_by_size, accuracy_by_length, time_by_length), strict=True):
         draw(axis)
         style.open_frame(axis)
-    keep(figure, DOCS / "overview")
+    style.save_png(figure, DOCS / "overview")
 
 
 def buckets() -> None:
@@ -176,7 +175,7 @@ def buckets() -> None:
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     style.title(figure, "Each 1 in the binary digits of t is a bucket of the past (the numbers are levels)")
-    keep(figure, DOCS / "explanation/buckets")
+    style.save_png(figure, DOCS / "explanation/buckets")
 
 
 def mask() -> None:
@@ -206,13 +205,7 @@ def mask() -> None:
     key.set(xlim=(0, 3), ylim=(5.2, -0.6))
     key.set_axis_off()
     style.title(figure, "The attention's mask: one weight for each level, times the decay")
-    keep(figure, DOCS / "explanation/mask")
-
-
-def keep(figure: Figure, stem: Path) -> None:
-    """Saves the figure as PNG."""
-    _, svg = style.save(figure, stem)
-    svg.unlink()
+    style.save_png(figure, DOCS / "explanation/mask")
 
 
 if __name__ == "__main__":

@@ -28,21 +28,6 @@ try:
 except importlib.metadata.PackageNotFoundError:  # a checkout in PYTHONPATH
     __version__ = "not installed"
 
-# Imported when first used, so that the command line starts without JAX.
-_MODULES = {
-    "fenwick": ("FenwickState", "fenwick_level", "init_fenwick_state", "num_levels", "occupied_levels"),
-    "layers": ("GatedDeltaNetBlock", "LogLinearAttention", "LogLinearMamba2Block"),
-    "ops": (
-        "bucket_scores",
-        "fenwick_step",
-        "gated_delta_attention",
-        "gated_linear_attention",
-        "log_linear_attention",
-        "log_linear_delta_attention",
-        "log_linear_delta_step",
-    ),
-}
-
 __all__ = [
     "FenwickState",
     "GatedDeltaNetBlock",
@@ -63,9 +48,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    """Imports a public name when it is first used, so that the command line starts without JAX."""
+    if name in __all__:
+        for module in ("fenwick", "ops", "layers"):
+            if hasattr(found := importlib.import_module(f"{__name__}.{module}"), name):
+                return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

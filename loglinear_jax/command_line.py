@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib.metadata
 import logging
 import math
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loglinear_jax.files import why_not_local
-from loglinear_jax.settings import INT32_MAX
+from loglinear_jax.settings import INT32_MAX, did_you_mean
 
 # Exit codes, beside 0: done.
 FAILED = 1  # something was left out, or the disk was full, or memory too little: one line on stderr says which
@@ -95,8 +94,8 @@ class Parser(argparse.ArgumentParser):
         if rest and not rest[0].startswith("-"):
             self.error(f"unexpected argument {rest[0]!r}")
         if rest:
-            close = difflib.get_close_matches(rest[0].partition("=")[0], self._option_string_actions, n=1)
-            self.error(f"unrecognized argument {rest[0]}" + (f" (did you mean {close[0]}?)" if close else ""))
+            hint = did_you_mean(rest[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized argument {rest[0]}{hint}")
         return namespace, rest
 
     def error(self, message: str) -> NoReturn:
@@ -201,13 +200,11 @@ def check_can_be_made(path: Path, name: str) -> None:
 
 def check_folder(path: Path, name: str) -> None:
     """Makes the folder that the argument `name` gives, unless it is there. Raises BadInput if nothing can be written to it."""
-    if path.is_file():
-        raise BadInput(f"{name}: {path} is a file, expected a folder")
+    check_can_be_made(path, name)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{name}: {path} can't be made: {error.strerror or error}") from error
-    check_writable(path, name)
 
 
 def check_writable(folder: Path, name: str) -> None:

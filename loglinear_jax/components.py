@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, did_you_mean
 
 _OPENING, _CLOSING = "([{", ")]}"
 _OF_EVERY_MODULE = {"parent", "name"}  # fields that Linen adds
@@ -69,6 +69,17 @@ def parse_call(text: str) -> Call:
     return Call(name.strip(), arguments)
 
 
+def find_module(name: str) -> ModuleType | None:
+    """The module of that name, imported; None if there is none. What its import raises is not caught, also if something that it
+    imports is missing."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
+
+
 def find_class(name: str, known: Mapping[str, Callable], what: str, example: str, base: type) -> Callable:
     """The component called `name` in `known`, or the class that "module:Class" names.
 
@@ -81,14 +92,10 @@ def find_class(name: str, known: Mapping[str, Callable], what: str, example: str
     module_name, colon, class_name = name.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         raise SettingError(f"{what} must be one of {', '.join(known)}, or {example}, got {name!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
+    if (module := find_module(module_name)) is None:
         raise SettingError(
             f"{what}={name!r}: there is no module {module_name} here: put the folder that holds it in PYTHONPATH"
-        ) from error
+        )
     found = getattr(module, class_name, None)
     if found is None:
         raise SettingError(f"{what}={name!r}: the module {module_name} has no class {class_name}")
@@ -117,18 +124,9 @@ def instantiate(component: Callable, call: Call, what: str, settings: Mapping[st
     fields = fields_of(component)
     for name in call.arguments:
         if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            known = f"it has {', '.join(fields)}" if fields else "it has no arguments"
-            raise SettingError(
-                f"{what}={call.name!r} has no argument {name}: " + (f"did you mean {close[0]}?" if close else known)
-            )
+            known = did_you_mean(name, fields) or f": it has {', '.join(fields) or 'no arguments'}"
+            raise SettingError(f"{what}={call.name!r} has no argument {name}{known}")
     values = {name: value for name, value in settings.items() if name in fields} | dict(call.arguments)
     if lacking := [name for name, field in fields.items() if field.default is field.empty and name not in values]:
         raise SettingError(f"{what}={call.name!r}: its field {lacking[0]} needs a default value")
     return component(**values, **more)
-
-
-def module_of(text: str) -> str | None:
-    """The module of a component's import path; None for one of this package's names."""
-    module, colon, _ = parse_call(text).name.partition(":")
-    return module if colon else None

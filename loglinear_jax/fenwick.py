@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from loglinear_jax.settings import is_of
+
 
 def num_levels(length: int) -> int:
     """Number of levels that `length` tokens need: ceil(log2 length) + 1.
@@ -32,7 +34,7 @@ def num_levels(length: int) -> int:
 
 
 def _check_positive(name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not is_of(value, int) or value < 1:
         raise ValueError(f"{name} must be an integer ≥ 1, got {value!r}")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import numbers
 import reprlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import decoding_weights, flat_params, params_of
-from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError
+from loglinear_jax.settings import FLOAT32_MAX, INT32_MAX, SettingError, is_of
 
 LEAST_TEMPERATURE = 1e-30  # of a float32 that logits can be divided by
 SAMPLING = ("temperature", "top_k", "top_p", "num_ids")  # what `sample` takes
@@ -87,9 +86,9 @@ def stream(
         raise SettingError(
             f"num_tokens={num_tokens} after a prompt of {longest}: expected no more than max_length={max_length} in all"
         )
-    if not (_is_number(temperature) and (temperature == 0 or LEAST_TEMPERATURE <= temperature <= FLOAT32_MAX)):
+    if not (is_of(temperature, float) and (temperature == 0 or LEAST_TEMPERATURE <= temperature <= FLOAT32_MAX)):
         raise SettingError(f"temperature must be 0, or a number from {LEAST_TEMPERATURE} on, got {temperature!r}")
-    if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+    if top_p is not None and not (is_of(top_p, float) and 0 < top_p <= 1):
         raise SettingError(f"top_p must be a number above 0 and at most 1, got {top_p!r}")
     m.check_decoding(max_length)
     flat_params(model, params)
@@ -138,13 +137,8 @@ def tokens_at_a_time(settings: LanguageSettings, room: int) -> int:
     return min(PROMPT_TOKENS, max(SCORES // (settings.heads * room), 1))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
 def _check_whole(name: str, value: Any, least: int, most: int) -> None:
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_whole or not least <= value <= most:
+    if not is_of(value, int) or not least <= value <= most:
         raise SettingError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
 
 

@@ -15,9 +15,7 @@ or properties that depend on its fields, say more:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +28,7 @@ from jaxtyping import Array, Bool, Float
 import pallas_kernels
 from loglinear_jax.components import Call, fields_of, find_class, instantiate, parse_call
 from loglinear_jax.ops.checks import Implementation, check_implementation
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, did_you_mean, is_of
 
 INITS = ("text", "released")
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -280,11 +278,8 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
     """
     module, call = find_lam(lam)
     if unknown := sorted(set(settings) - {*SETTINGS_OF_LAM, "parent"}):
-        close = difflib.get_close_matches(unknown[0].removeprefix("lam_"), SETTINGS_OF_LAM, n=1)
-        raise SettingError(
-            f"a λ has no setting {unknown[0]}: expected some of {', '.join(SETTINGS_OF_LAM)}"
-            + (f"; did you mean {close[0]}?" if close else "")
-        )
+        known = ", ".join(SETTINGS_OF_LAM) + did_you_mean(unknown[0].removeprefix("lam_"), SETTINGS_OF_LAM)
+        raise SettingError(f"a λ has no setting {unknown[0]}: expected some of {known}")
     of_linen = {key: settings.pop(key) for key in ("name", "parent") if key in settings}
     for given, of_model in ((settings, True), (call.arguments if call.name in LAMS else {}, False)):
         _check_settings(given, "lam_" if of_model else f"lam={lam!r}: ")
@@ -301,8 +296,7 @@ def _check_settings(given: Mapping[str, Any], prefix: str) -> None:
             shown = argument if (prefix, argument) == ("lam_", "init_scheme") else f"{prefix}{argument}"
             raise SettingError(f"{shown} must be one of {', '.join(known)}, got {given[argument]!r}")
     hidden = given.get("hidden")
-    whole = isinstance(hidden, numbers.Integral) and not isinstance(hidden, bool)
-    if hidden is not None and not (whole and hidden >= 1):
+    if hidden is not None and not (is_of(hidden, int) and hidden >= 1):
         raise SettingError(
             f"{prefix}hidden must be a whole number from 1 on, or None for twice the number of levels, got {hidden!r}"
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import numbers
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 INT32_MAX = 2**31 - 1  # what sizes and counts are indexed by
@@ -19,6 +20,11 @@ class SettingError(ValueError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: ": did you mean X?", X the known one most like it; "" if none is."""
+    return "".join(f": did you mean {close}?" for close in difflib.get_close_matches(name, list(known), n=1))
 
 
 def setting(
@@ -57,7 +63,7 @@ def check_fields(settings: Any, section: str) -> None:
         if value is None and or_none:
             continue
         must = None
-        if kind in _PLAIN and not (isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)):
+        if kind in _PLAIN and not is_of(value, kind):
             must = f"be {in_words(kind)}{or_none}"
         elif kind is int and value > limits["most"]:
             raise SettingError(f"{section}.{name} must be at most {limits['most']:,}, got {value:,}")
@@ -76,6 +82,11 @@ def check_fields(settings: Any, section: str) -> None:
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _PLAIN = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str}  # what a value of each kind is
+
+
+def is_of(value: Any, kind: type) -> bool:
+    """Whether a value is an int, float, bool or str, as settings have them: NumPy's numbers too, and a bool is no number."""
+    return isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)
 
 
 def kind_of(hint: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from pathlib import Path
 
 _FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 
@@ -12,7 +11,7 @@ _FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 def avoid_faults() -> None:
     """Adds to XLA_FLAGS what this jaxlib needs, unless it is said there. Without effect once JAX has computed something.
 
-    Where XLA_FLAGS names a file of flags, the file's flags take its place. A file that can't be read is left for XLA to name.
+    Where XLA_FLAGS names a file of flags, it is left as it is: the flag below then belongs into that file.
 
     On a CPU, jaxlib 0.10.2 computes dot products, and products with their sums, by YNNPACK. A sum over an outer axis of
     arrays of seven axes or more then writes where it must not, and the process ends with a segmentation fault:
@@ -22,11 +21,6 @@ def avoid_faults() -> None:
     """
     if importlib.metadata.version("jaxlib") != "0.10.2":
         return
-    flags = os.environ.get("XLA_FLAGS", "")
-    if flags and not flags.lstrip().startswith("-"):  # to XLA, the name of a file
-        try:
-            flags = Path(flags).read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            return
-    if _FUSIONS not in flags:  # ours first, as what begins with no - would be a file
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if _FUSIONS not in flags and (not flags or flags.startswith("-")):  # else the name of a file, to XLA
         os.environ["XLA_FLAGS"] = f"{_FUSIONS}=dot,individual_dot {flags}".strip()

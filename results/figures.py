@@ -44,8 +44,7 @@ def percent(outcome: VariantOutcome) -> np.ndarray:
 
 def save(figure: Figure, message: str, name: str, handles: Mapping | None = None) -> None:
     style.finish(figure, message, handles)
-    _, svg = style.save(figure, HERE / name)
-    svg.unlink()
+    style.save_png(figure, HERE / name)
 
 
 def dots(panels: Mapping[str, Mapping[str, tuple]], message: str, name: str, x: str, limits: tuple) -> None:

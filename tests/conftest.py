@@ -1,5 +1,6 @@
 """Four virtual CPU devices for the sharding tests, and GPU tests skipped where there is no GPU."""
 
+import errno
 import gc
 import logging
 import os
@@ -66,6 +67,16 @@ def pytest_runtest_logfinish(nodeid):
     if len(tests_done) % 20 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No file that is replaced or appended to gets onto the disk."""
+
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ def test_lists_are_read_item_by_item_or_named(item, text, expected):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--seed=3", r"unrecognized argument --seed=3 \(did you mean --seeds\?\)"),  # no abbreviations
+        ("--seed=3", r"unrecognized argument --seed=3: did you mean --seeds\?"),  # no abbreviations
         ("extra", "unexpected argument 'extra'"),
         ("--seeds=few", "argument --seeds: expected a whole number from 0 on, got 'few'"),
     ],

@@ -213,12 +213,17 @@ def length_axis(axis: Axes, lengths: Iterable[int]) -> None:
     axis.minorticks_off()
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Writes stem.png and stem.svg; returns their paths."""
-    png, svg = (stem.with_suffix(suffix) for suffix in (".png", ".svg"))
+def save_png(figure: Figure, stem: Path) -> Path:
+    """Writes stem.png; returns its path."""
     # Not by Figure.savefig, which draws twice for each file: half of a report's time is drawing.
     figure.set_dpi(DOTS_PER_INCH)
-    FigureCanvasAgg(figure).print_png(png)
+    FigureCanvasAgg(figure).print_png(png := stem.with_suffix(".png"))
+    return png
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Writes stem.png and stem.svg; returns their paths."""
+    png, svg = save_png(figure, stem), stem.with_suffix(".svg")
     figure.set_layout_engine("none")  # the layout is found
     with mpl.rc_context({"svg.hashsalt": "loglinear_jax"}):
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})

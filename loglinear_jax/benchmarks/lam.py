@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from typing import get_args
 
 import jax
 
@@ -19,17 +18,14 @@ from loglinear_jax.command_line import one_of, size
 from loglinear_jax.fenwick import num_levels
 from loglinear_jax.lam import LAMS
 from loglinear_jax.mixers import make_mixer
-from loglinear_jax.ops.checks import Implementation
 
 HELP = "time of each λ with its attention"
 INPUT_SETS = 3
 
 
-def time_lam(lam: str, preset: dict, length: int, implementation: str | None) -> dict[str, float]:
+def time_lam(lam: str, preset: dict, length: int) -> dict[str, float]:
     """`measure.time_passes` of the mixer with this λ; gradients in its parameters and every input."""
-    mixer = make_mixer(
-        "log_linear", num_levels=num_levels(length), lam=lam, lam_hidden=None, implementation=implementation
-    )
+    mixer = make_mixer("log_linear", num_levels=num_levels(length), lam=lam, lam_hidden=None)
 
     def draw(seed):
         q, k, v, _, _, cotangent = draw_inputs(preset, length, seed)
@@ -56,8 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("preset", "small", "name of the shape", choices=PRESETS)
     add("lengths", "1024", "sequence lengths in tokens", size)
     add("lams", "fixed,linear,mlp_softplus,content,content_mlp", "names of λ", one_of(tuple(LAMS)))
-    forms = get_args(Implementation)
-    parser.add_argument("--implementation", choices=forms, help="form of the attention (default: the best that works)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     preset = PRESETS[args.preset]
     record = measure.Record(args, **preset)
     for length, lam in itertools.product(args.lengths, args.lams):
-        record.add("lam", λ=lam, T=length, **time_lam(lam, preset, length, args.implementation))
+        record.add("lam", λ=lam, T=length, **time_lam(lam, preset, length))
     print(f"\n{record.machine}; {args.preset}; forward / forward + backward, ms\n")
     print(record.by("lam", "λ", "T", measure.both_ms))
     return 0

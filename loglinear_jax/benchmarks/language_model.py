@@ -154,7 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("seeds", 1, "seeds trained at once", type=size)
     add("shapes", "8x512,64x512,4x8192", "batch x length of training steps", Shape.read)
     add("lengths", "1024,16384,262144,1048576", "tokens before the decoded ones", size)
-    add("decoded", 64, "tokens decoded in one dispatch, of which five are timed", type=size)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -173,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n" + record.table("training", floatfmt=".3g", intfmt=","))
     if "decoding" in args.what:
         for mixer, length in itertools.product(args.mixers, args.lengths):
-            found = time_decoding(settings_of(args, mixer, length), length, decoded=args.decoded)
+            found = time_decoding(settings_of(args, mixer, length), length)
             record.add("decoding", mixer=mixer, T=length, **found)
         print(f"\n{record.machine}; {model}; one sequence\n")
         print(record.table("decoding", floatfmt=".4g", intfmt=","))

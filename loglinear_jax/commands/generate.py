@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 
 from loglinear_jax.command_line import BadInput, number, path, quiet_libraries, read_text, size, whole_number
 from loglinear_jax.commands.trained_models import add_trained_arguments, load_trained
@@ -90,11 +89,10 @@ def run(args: argparse.Namespace) -> int:
 def _unicode(name: str, text: str) -> str:
     """An argument's text: Python passes on bytes as surrogates where the locale, such as C, does not have them. Raises BadInput
     for what is not UTF-8."""
-    if not any("\udc80" <= character <= "\udcff" for character in text):
-        return text
+    given = text.encode(errors="surrogateescape")
     try:
-        return os.fsencode(text).decode()
+        return given.decode()
     except UnicodeDecodeError as error:
         raise BadInput(
-            f"--{name}: byte {error.start} is not UTF-8, got {os.fsencode(text)[:60]!r}: expected text in UTF-8"
+            f"--{name}: byte {error.start} is not UTF-8, got {given[:60]!r}: expected text in UTF-8"
         ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 import sys
@@ -18,6 +17,7 @@ from loglinear_jax.config.defaults import ConfigError, default_config, naming, s
 from loglinear_jax.config.variants import override
 from loglinear_jax.files import why_not_local
 from loglinear_jax.models import is_own
+from loglinear_jax.settings import did_you_mean
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -109,9 +109,8 @@ def find_config_file(name: str) -> Path:
         raise ConfigError(f"the config {name} can't be read: {error.strerror}") from error
     if name in names:
         return configs_folder() / f"{name}.py"
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f": did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"there is no config file {name}, and the configs by name are {', '.join(names)}{hint}")
+    known = ", ".join(names) + did_you_mean(name, names)
+    raise ConfigError(f"there is no config file {name}, and the configs by name are {known}")
 
 
 def load_config_file(name: str) -> ConfigFile:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import difflib
-import numbers
 import re
 from typing import Any
 
@@ -19,7 +17,7 @@ from loglinear_jax.components import split_outside
 from loglinear_jax.config.defaults import PAPERS_VARIANTS, SWEPT, ConfigError, has_several, naming
 from loglinear_jax.lam import LAMS, find_lam
 from loglinear_jax.models import find_kind, is_own
-from loglinear_jax.settings import in_words
+from loglinear_jax.settings import did_you_mean, in_words, is_of
 
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
@@ -34,10 +32,8 @@ def override(config: ConfigDict, argument: str) -> str:
     name = re.sub(r"^--?(no)?config\.?", "", given)
     known = flatten_dict(config.to_dict(), sep=".")
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f": did you mean {close[0]}?" if close else ""
         shown = name if name.replace(".", "").isidentifier() else repr(name)
-        raise ConfigError(f"there is no setting {shown}{hint}")
+        raise ConfigError(f"there is no setting {shown}{did_you_mean(name, known)}")
     section, _, field = name.rpartition(".")
     kind = (config[section] if section else config).get_type(field)
     if not equals and kind is bool:
@@ -112,8 +108,7 @@ def _at_every_value(name: str, path: str, value: Any) -> list[str]:
     """The variant itself if its setting has one value already, else one for each value. Raises ConfigError for bad values."""
     if not has_several(value) or any(part.startswith(f"{path}=") for part in split_outside(name, "+")):
         return [name]
-    are_numbers = all(isinstance(x, numbers.Real) and not isinstance(x, bool) for x in value)
-    if not value or not are_numbers or len(set(value)) < len(value):
+    if not value or not all(is_of(x, float) for x in value) or len(set(value)) < len(value):
         raise ConfigError(f"{path} must be a number, or several different ones, got {value!r}")
     return [f"{name}+{path}={float(x)!r}".replace("e+", "e") for x in value]
 

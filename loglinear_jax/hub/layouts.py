@@ -20,7 +20,7 @@ from flax.traverse_util import unflatten_dict
 
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import flat_params, param_shapes
-from loglinear_jax.settings import SettingError, kind_of
+from loglinear_jax.settings import SettingError, is_of, kind_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 HEAD, EMBEDDING = "head", "embed/embedding"
@@ -66,9 +66,7 @@ EXPECTED = {int: "a whole number from 1 on", float: "a positive number", bool: "
 
 def is_a(kind: type, value: Any) -> bool:
     """Whether a config's value is of this kind: null, "400" and 400.0 are no sizes, and "false" is not False."""
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
-    return isinstance(value, (int, kind)) and 0 < value < math.inf and (kind is float or value >= 1)
+    return is_of(value, kind) and (kind is bool or 0 < value < math.inf)
 
 
 def number(config: Mapping[str, Any], name: str, default: Any, kind: type = float) -> Any:

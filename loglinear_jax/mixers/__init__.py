@@ -10,13 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from loglinear_jax.components import Call, fields_of, find_class, instantiate, parse_call, split_outside
-from loglinear_jax.fenwick import FenwickState
 from loglinear_jax.mixers.base import DECAY_PARAMS, DT_MAX, DT_MIN, MixerCache, TokenMixer, init_dt_bias, unit
 from loglinear_jax.mixers.delta import DeltaMixer, GatedDeltaMixer, LogLinearDeltaMixer
-from loglinear_jax.mixers.levels import LookingCache
 from loglinear_jax.mixers.mamba2 import GatedLinearMixer, LogLinearMixer
 from loglinear_jax.mixers.softmax import SoftmaxMixer
-from loglinear_jax.ops.softmax import KeyValueCache
 
 MIXERS: dict[str, type[TokenMixer]] = {
     "log_linear": LogLinearMixer,
@@ -81,9 +78,6 @@ __all__ = [
     "DT_MIN",
     "FORMER_NAMES",
     "MIXERS",
-    "FenwickState",
-    "KeyValueCache",
-    "LookingCache",
     "MixerCache",
     "TokenMixer",
     "find_mixer",

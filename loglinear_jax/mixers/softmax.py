@@ -9,7 +9,7 @@ import numpy as np
 from loglinear_jax.mixers.base import TokenMixer, unit
 from loglinear_jax.ops import softmax_attention
 from loglinear_jax.ops.softmax import attend_to_cache, key_value_cache
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, is_of
 
 
 class SoftmaxMixer(TokenMixer):
@@ -27,8 +27,7 @@ class SoftmaxMixer(TokenMixer):
 
     def check(self) -> None:
         super().check()
-        whole = isinstance(self.window, int) and not isinstance(self.window, bool)
-        if self.window is not None and not (whole and self.window >= 1):
+        if self.window is not None and not (is_of(self.window, int) and self.window >= 1):
             raise SettingError(f"window must be None or a whole number from 1 on, got {self.window!r}")
 
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from loglinear_jax.components import module_of
+from loglinear_jax.components import parse_call
 from loglinear_jax.models.language import LanguageModel, LanguageSettings
 from loglinear_jax.models.own import OwnModel, OwnSettings
 from loglinear_jax.models.recall import RecallModel, RecallSettings
@@ -33,7 +33,7 @@ def find_kind(kind: str) -> ModelKind:
     """
     if kind in MODEL_KINDS:
         return MODEL_KINDS[kind]
-    if isinstance(kind, str) and module_of(kind) is not None:
+    if isinstance(kind, str) and ":" in parse_call(kind).name:
         return OWN_KIND
     raise SettingError(f"model.kind must be one of {', '.join(MODEL_KINDS)}, or my_module:MyModel, got {kind!r}")
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from loglinear_jax.components import Call, find_class, instantiate, parse_call
+from loglinear_jax.components import find_class, instantiate, parse_call
 from loglinear_jax.losses import token_losses
 from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
 from loglinear_jax.settings import INT32_MAX, SettingError
@@ -39,7 +39,7 @@ class OwnSettings:
         call = parse_call(self.kind)
         module = find_class(call.name, {}, "model.kind", "my_module:MyModel", nn.Module)
         given = {"vocab_size": self.vocab_size, "max_length": self.max_length, "dtype": jnp.dtype(self.dtype)}
-        return instantiate(module, Call(call.name, call.arguments), "model.kind", given, parent=None)
+        return instantiate(module, call, "model.kind", given, parent=None)
 
     def check(self) -> None:
         """Raises SettingError naming the first invalid setting."""

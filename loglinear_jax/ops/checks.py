@@ -10,16 +10,17 @@ import numpy as np
 
 from loglinear_jax.fenwick import FenwickState, capacity, num_levels
 from loglinear_jax.ops.positions import END
+from loglinear_jax.settings import is_of
 
 Implementation = Literal["parallel", "recurrent", "xla", "pallas"]
 
 
 def check_attention_settings(chunk_size: int | None, implementation: str | None) -> None:
     """Raises ValueError if log_linear_attention would refuse this chunk_size or implementation."""
-    if chunk_size is not None:
-        is_int = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
-        if not is_int or chunk_size < 1 or chunk_size & (chunk_size - 1):
-            raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
+    if chunk_size is not None and not (
+        is_of(chunk_size, int) and chunk_size >= 1 and chunk_size & (chunk_size - 1) == 0
+    ):
+        raise ValueError(f"chunk_size must be a power of two ≥ 1 or None, got {chunk_size!r}")
     check_implementation(implementation, Implementation)
 
 
@@ -72,8 +73,7 @@ def check_levels(levels: int, end: int, what: str, lam=None) -> None:
     what: the tokens, for messages."""
     if end > END:
         raise ValueError(f"{what} is {end}: expected at most {END}, where positions end")
-    is_int = isinstance(levels, (int, np.integer)) and not isinstance(levels, bool)
-    if not is_int or levels < num_levels(end):
+    if not is_of(levels, int) or levels < num_levels(end):
         needed = f"num_levels({end}) = {num_levels(end)} for {what}"
         if lam is None:
             raise ValueError(f"num_levels is {levels!r}: expected an integer ≥ {needed}")
@@ -104,7 +104,7 @@ def _check_position(position: Any, name: str, batch: int, expected: str) -> int 
     if hasattr(position, "dtype"):
         if not jnp.issubdtype(position.dtype, jnp.integer):
             raise ValueError(f"{name} has dtype {position.dtype}: expected an integer")
-    elif not isinstance(position, int) or isinstance(position, bool):
+    elif not is_of(position, int):
         raise ValueError(f"{name} is {position!r}: expected an integer")
     if jnp.shape(position) not in ((), (batch,)):
         raise ValueError(f"{name} has shape {jnp.shape(position)}: expected a scalar, or [B] with B = {batch}")

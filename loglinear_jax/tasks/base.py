@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import numbers
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from loglinear_jax.settings import SettingError, check_fields, setting
+from loglinear_jax.components import find_module
+from loglinear_jax.settings import SettingError, check_fields, is_of, setting
 from loglinear_jax.tasks.draws import standard_settings
 from loglinear_jax.tasks.mixture import Mixture
 
@@ -214,7 +213,7 @@ def with_length(task: BaseTask, num: int, seq_len: int | None) -> BaseTask:
 
     Raises SettingError for a length or a number of sequences that can't be.
     """
-    if isinstance(num, bool) or not isinstance(num, numbers.Integral) or num < 1:
+    if not is_of(num, int) or num < 1:
         raise SettingError(f"num must be a whole number from 1 on, got {num!r}")
     task = task if seq_len is None else dataclasses.replace(task, seq_len=seq_len)
     check_fields(task, "task")
@@ -241,13 +240,10 @@ def find_task(name: str) -> type[BaseTask]:
     """
     own = f"loglinear_jax.tasks.{name}"
     for path in (own, name):
-        if isinstance(name, str) and all(part.isidentifier() for part in path.split(".")):
-            try:
-                found = getattr(importlib.import_module(path), "TASK", None)
-                break
-            except ModuleNotFoundError as error:
-                if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-                    raise  # the module is there; something that it imports is not
+        is_name = isinstance(name, str) and all(part.isidentifier() for part in path.split("."))
+        if is_name and (module := find_module(path)) is not None:
+            found = getattr(module, "TASK", None)
+            break
     else:
         raise SettingError(
             f"task.name: no task {name!r}: there is no module {own}, and no module {name} here: put the folder that holds it "

@@ -11,7 +11,7 @@ import numpy as np
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct, distinct_of_many
-from loglinear_jax.tasks.lookup import QueriesInSlots, check_distinct_keys, last_places, values_behind
+from loglinear_jax.tasks.lookup import QueriesInSlots, check_distinct_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Forgetting(QueriesInSlots):
     TITLE = "Forgetting MQAR"
     AXIS = ("num_pairs", "kv", "key-value pairs")
 
-    ROLES = ("key", "value", "filler", "query", "updated key", "new value")
+    ROLES = (*QueriesInSlots.ROLES, "updated key", "new value")
     ANSWERS = ("value", "new value")
 
     @property
@@ -49,16 +49,9 @@ class Forgetting(QueriesInSlots):
         return 2 * (self.num_pairs + self.num_updates)
 
     def roles(self, tokens):
-        """A key that stands in a slot by chance counts as a query too."""
         at = np.arange(tokens.shape[1])
-        of_position = np.where(at < 2 * self.num_pairs, at % 2, 4 + at % 2)
-        is_key = (at < self.first_query) & (at % 2 == 0)
-        is_query = (at >= self.first_query) & (at % 2 == 0) & (last_places(tokens, is_key) >= 0)
-        return np.where(at < self.first_query, of_position, np.where(is_query, 3, 2))
-
-    def sources(self, tokens, targets):
-        at = np.arange(tokens.shape[1])
-        return values_behind(tokens, targets, (at < self.first_query) & (at % 2 == 0))
+        is_update = (at >= 2 * self.num_pairs) & (at < self.first_query)
+        return np.where(is_update, 4 + at % 2, super().roles(tokens))
 
     def marks(self):
         return {"pairs end": 2 * self.num_pairs, "updates end": self.first_query}

@@ -19,6 +19,9 @@ POWER = 0.01  # Zoology's power_a
 class QueriesInSlots(Task):
     """Tasks of Zoology with num_pairs keys: each key once more at the beginning of a slot of two tokens, most of them early."""
 
+    ROLES = ("key", "value", "filler", "query")
+    ANSWERS = ("value",)
+
     @property
     def first_query(self) -> int:
         """Where the slots of queries begin."""
@@ -31,6 +34,18 @@ class QueriesInSlots(Task):
     @property
     def num_scored(self):
         return self.num_pairs
+
+    def roles(self, tokens):
+        """A key that stands in a slot by chance counts as a query too."""
+        at = np.arange(tokens.shape[1])
+        is_query = (at % 2 == 0) & (last_places(tokens, self._is_key(at)) >= 0)
+        return np.where(at < self.first_query, at % 2, np.where(is_query, 3, 2))
+
+    def sources(self, tokens, targets):
+        return values_behind(tokens, targets, self._is_key(np.arange(tokens.shape[1])))
+
+    def _is_key(self, at):
+        return (at < self.first_query) & (at % 2 == 0)
 
     def query_places(self, key: jax.Array, num: int) -> Int[Array, "num P"]:
         """Where each of the keys stands again: slot i = 1, 2, .. in proportion to i^(POWER - 1), without replacement."""

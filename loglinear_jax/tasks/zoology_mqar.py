@@ -7,12 +7,11 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from loglinear_jax.settings import SettingError, other_default, setting
 from loglinear_jax.tasks.base import Task
 from loglinear_jax.tasks.draws import distinct_of_many
-from loglinear_jax.tasks.lookup import QueriesInSlots, check_distinct_keys, check_length, last_places, values_behind
+from loglinear_jax.tasks.lookup import QueriesInSlots, check_distinct_keys, check_length
 from loglinear_jax.tasks.mixture import Mixture
 
 
@@ -49,24 +48,9 @@ class ZoologyMqar(QueriesInSlots):
     TITLE = "Zoology's MQAR"
     AXIS = ("num_pairs", "kv", "key-value pairs")
 
-    ROLES = ("key", "value", "filler", "query")
-    ANSWERS = ("value",)
-
     @property
     def first_query(self):  # of a mixture, in the sequences that are looked at
         return 2 * (self.trained_on.longest_part if self.mixture else self).num_pairs
-
-    def roles(self, tokens):
-        """A key that stands in a slot by chance counts as a query too."""
-        at = np.arange(tokens.shape[1])
-        is_query = (at % 2 == 0) & (last_places(tokens, self._is_key(at)) >= 0)
-        return np.where(at < self.first_query, at % 2, np.where(is_query, 3, 2))
-
-    def sources(self, tokens, targets):
-        return values_behind(tokens, targets, self._is_key(np.arange(tokens.shape[1])))
-
-    def _is_key(self, at):
-        return (at < self.first_query) & (at % 2 == 0)
 
     def marks(self):
         return {"pairs end": self.first_query}

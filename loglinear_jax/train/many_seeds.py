@@ -154,7 +154,7 @@ class ManySeeds:
 
     def test(self, params: Any) -> tuple[Float[np.ndarray, "S parts"], Float[np.ndarray, "S parts"]]:
         """(mean loss in nats, accuracy) over the scored positions of each part of the test sequences, for every seed's
-        parameters: `SeedTrainer.test`, by what evaluates validation. Every process must ask."""
+        parameters, by what evaluates validation. Every process must ask."""
         pieces = [self._sums_of_parts(params, piece, self.rows_of_data) for piece in self._draw_test(self._drawn)]
         total: Any = sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces)
         loss, accuracy = means(*total)

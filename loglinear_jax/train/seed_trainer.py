@@ -396,23 +396,10 @@ class SeedTrainer:
         steps = (state.step if step is None else step) + indices
         return jax.lax.scan(body, state, (indices, self.task.trained_on.at(steps)))[0]
 
-    def evaluate(
-        self, params: Any, data: Parts, row: Int[Array, ""] | None = None
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """(mean loss in nats, accuracy) over the scored positions of `data`; each part counts the same."""
-        loss, accuracy = self.evaluate_parts(params, data, row)
-        return jnp.mean(loss), jnp.mean(accuracy)
-
-    def evaluate_parts(
-        self, params: Any, data: Parts, row: Int[Array, ""] | None = None
-    ) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
-        """(mean loss in nats, accuracy) over the scored positions of each part of `data`."""
-        return means(*self.sums_of_parts(params, data, row))
-
     def sums_of_parts(
         self, params: Any, data: Parts, row: Int[Array, ""] | None = None
     ) -> tuple[Float[Array, " parts"], Int[Array, " parts"], Int[Array, " parts"]]:
-        """`scored_sums` of each part of `data`."""
+        """`scored_sums` of each part of `data`, of which `means` are its loss and accuracy."""
         loss, right, scored = zip(
             *(
                 self._sum_over(
@@ -423,10 +410,6 @@ class SeedTrainer:
             strict=True,
         )
         return jnp.stack(loss), jnp.stack(right), jnp.stack(scored)
-
-    def test(self, seed: Int[Array, ""], params: Any) -> tuple[Float[Array, " parts"], Float[Array, " parts"]]:
-        """`evaluate_parts` on the seed's num_test test sequences, which neither training nor validation draws."""
-        return self.evaluate_parts(params, self._draw_evaluation(seed, _TEST_DATA, self.settings.num_test))
 
     def sums_by_position(
         self, params: Any, data: Sequences, row: Int[Array, ""] | None = None

@@ -1,8 +1,6 @@
 """That the pages say what the runs hold, and that a page that does not is found."""
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -118,13 +116,9 @@ def test_variants_are_compared_at_their_best_rates(tmp_path):
         grid(columns.get, {"x": ["linear", "content"]}, {"A": "A"}, at_best_rates=True)
 
 
-def test_a_full_disk_is_one_line_and_keeps_the_page(folder, monkeypatch, capsys):
-    def full(file):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+def test_a_full_disk_is_one_line_and_keeps_the_page(folder, full_disk, capsys):
     replace(folder / "page.md", "93.7", "93.8")
     before = (folder / "page.md").read_text(encoding="utf-8")
-    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
     assert main(["results", "--write", f"--folder={folder}"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"loglinear_jax results: {folder}/page.md can't be written: No space left on device;")

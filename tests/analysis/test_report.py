@@ -2,9 +2,7 @@
 
 import csv
 import dataclasses
-import errno
 import html.parser
-import os
 import re
 import shutil
 from pathlib import Path
@@ -104,11 +102,7 @@ def test_a_section_of_ones_own_and_a_bug_in_it(workdir, tmp_path, caplog):
     assert problems == ["all runs: Names: KeyError: 'a bug'"] and "Traceback" in caplog.text
 
 
-def test_a_full_disk_is_one_line(workdir, tmp_path, monkeypatch, capsys):
-    def full(file):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
+def test_a_full_disk_is_one_line(workdir, tmp_path, full_disk, capsys):
     assert main(["analyze", f"--workdir={workdir}", f"--out={tmp_path}", "--sections=tables"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"loglinear_jax analyze: {tmp_path}/report.html can't be written: No space left on device;")

@@ -1,8 +1,5 @@
 """A tokenizer trained on documents, by the command line."""
 
-import errno
-import os
-
 from configs.books import FABLES
 from loglinear_jax.commands.main import main
 from loglinear_jax.text import load_tokenizer
@@ -50,11 +47,7 @@ def test_what_can_not_be_is_refused_in_one_line_and_leaves_no_folder(tmp_path, c
         assert not (tmp_path / "new").exists()
 
 
-def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
-    def full(file):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("loglinear_jax.runs.writing.to_disk", full)
+def test_a_full_disk_is_one_line(tmp_path, full_disk, capsys):
     assert train(tmp_path, "--vocab_size=300") == 1
     err = capsys.readouterr().err
     assert err.startswith(

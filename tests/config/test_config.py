@@ -233,7 +233,6 @@ def test_bad_variants(variants, message):
         ("task.seq_len", 16, "task.seq_len=16 is too short"),
         ("model.key_groups", 3, "model.heads must be a multiple of key_groups, got heads=2, key_groups=3"),
         ("model.max_length", 64, "model.max_length=64 is shorter than task.seq_len=128"),
-        ("model.mixer", "mamba", "model.mixer must be one of"),
         ("train.learning_rate", 0.0, "train.learning_rate must be finite and positive"),
         ("train.first_seed", 2**31 - 1, "train.first_seed must leave all seeds within"),
         ("train.stop_at", 99.0, "train.stop_at is an accuracy"),

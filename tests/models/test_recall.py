@@ -228,7 +228,6 @@ def test_what_lam_looks_at_are_the_scores_of_unit_queries_and_keys():
             "model.mixer must be one of log_linear, log_linear_delta, .*, or my_module:MyMixer, got 'mamba'",
         ),
         ({"chunk_size": 3}, "chunk_size must be a power of two"),
-        ({"lam": "none"}, "lam must be one of"),
         ({"lam": "content", "lam_head_slope": 1.0}, "model.lam_head_slope=1.0: lam=content has no levels"),
         ({"lam": "content", "lam_levels": 3}, "model.lam_levels must be None .* got 3 with lam=content"),
         ({"norm": "both"}, "model.norm must be one of post, pre, got 'both'"),

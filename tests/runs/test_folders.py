@@ -1,6 +1,5 @@
 """Files of a run's folder."""
 
-import errno
 import fcntl
 import os
 import time
@@ -33,16 +32,11 @@ def test_lines_that_a_kill_cut_off_or_past_the_checkpoint_are_dropped(tmp_path):
         folder.read_metrics()
 
 
-def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path, full_disk):
     path = tmp_path / "file"
-    replace_file(path, lambda file: file.write("before"))
-
-    def full(file):
-        file.write("half of")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    path.write_text("before", encoding="utf-8")
     with pytest.raises(CannotWrite, match=rf"^{path} can't be written: No space left on device;"):
-        replace_file(path, full)
+        replace_file(path, lambda file: file.write("half of"))
     assert path.read_text(encoding="utf-8") == "before" and os.listdir(tmp_path) == ["file"]
 
 

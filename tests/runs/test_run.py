@@ -15,6 +15,7 @@ from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs import load_run, read_run, training
 from loglinear_jax.runs.folders import read_lines
 from loglinear_jax.train import ManySeeds, SeedTrainer
+from loglinear_jax.train.seed_trainer import means
 from tests.runs.tiny import ROOT, TINY, assert_same_run, finish, read_json, start, wait_for_lines
 
 VARIANTS = "linear", "mlp_softplus"
@@ -58,12 +59,13 @@ def test_load_run_gives_models_that_score_what_was_recorded(undisturbed):
     experiment, outcome = build(run.config, "mlp_softplus"), read_run(workdir).outcomes["mlp_softplus"]
     trainer = SeedTrainer(run.model, run.task, experiment.train)
     for index, seed in enumerate(run.seeds):
-        validation = trainer.data(jnp.int32(seed))["validation"]
-        _, best = trainer.evaluate(run.params(seed, "best"), validation)
-        _, last = trainer.evaluate(run.params(seed, "last"), validation)
+        validation, best_params = trainer.data(jnp.int32(seed))["validation"], run.params(seed, "best")
+        _, best = means(*trainer.sums_of_parts(best_params, validation))
+        _, last = means(*trainer.sums_of_parts(run.params(seed, "last"), validation))
         assert best == pytest.approx(run.metrics["val_accuracy"][:, index].max(), abs=1e-6)
         assert last == pytest.approx(run.metrics["val_accuracy"][-1, index], abs=1e-6)
-        test = trainer.test(jnp.int32(seed), run.params(seed, "best"))
+        pieces = [trainer.sums_of_parts(best_params, piece) for piece in trainer.test_data(jnp.int32(seed))]
+        test = means(*map(sum, zip(*pieces, strict=True)))
         np.testing.assert_allclose([[outcome.test_loss[index]], [outcome.test_accuracy[index]]], test, rtol=1e-5)
 
 
@@ -143,7 +145,7 @@ def test_a_folder_with_another_run_or_that_cannot_be_written_is_refused(undistur
         ("--config=mqar:kv=32,seq=100", "task.seq_len=100 is too short for num_pairs=32"),
         ("--config=mqar --config.variants=linear --config.model.lam=rope", "model.lam=rope has no effect"),
         ("--config=mqar --config.model.key_dim=8 --config.model.implementation=pallas", "=pallas: K, the key dim, is 8: "),
-        ("--config=mqar --wrokdir=x", "unrecognized argument --wrokdir=x (did you mean --workdir?)"),
+        ("--config=mqar --wrokdir=x", "unrecognized argument --wrokdir=x: did you mean --workdir?"),
         ("--config=mqar --process_id=1", "--num_processes and --process_id go together"),
         ("--config=mqar extra", "unexpected argument 'extra'"),
     ],

@@ -27,6 +27,7 @@ from loglinear_jax.train import (
     scored_sums,
 )
 from loglinear_jax.train.meshes import AXES
+from loglinear_jax.train.seed_trainer import means
 
 TASK = load_task("mqar", seq_len=16, vocab_size=16, num_pairs=2)
 MODEL = RecallModel(
@@ -142,8 +143,8 @@ def test_validation_and_test_are_what_the_task_is_evaluated_on():
     ours, theirs = jax.jit(trainer.data)(seed), jax.jit(usual.data)(seed)
     assert (ours["validation"][0][0] == 1).all()
     np.testing.assert_array_equal(ours["train"][0][0], theirs["train"][0][0])
-    params = jax.jit(trainer.init)(seed).params
-    assert jax.jit(trainer.test)(seed, params)[0] != jax.jit(usual.test)(seed, params)[0]
+    [[(tokens, _)]] = jax.jit(trainer.test_data)(seed)
+    assert (tokens == 1).all()
 
 
 @pytest.mark.slow
@@ -255,11 +256,11 @@ def test_rows_to_train_hold_all_active_seeds(log_devices, data):
 def test_best_parameters_are_those_of_the_best_evaluation():
     periods = (2,) * 4
     state, _, accuracies, data = train([0, 1, 2], dataclasses.replace(SETTINGS, learning_rate=0.05), periods=periods)
-    evaluate = jax.jit(SeedTrainer(MODEL, TASK, SETTINGS).evaluate)
+    sums = jax.jit(SeedTrainer(MODEL, TASK, SETTINGS).sums_of_parts)
     for index in range(3):
         params = jax.tree.map(lambda x: x[index], state.best_params)
         validation = jax.tree.map(lambda x: x[index], data["validation"])
-        _, accuracy = evaluate(params, validation)
+        _, [accuracy] = means(*sums(params, validation))
         assert accuracy == pytest.approx(accuracies[:, index].max(), abs=1e-6) == state.best_accuracy[index]
 
 
@@ -395,20 +396,21 @@ def test_what_validates_also_tests(num_validation, num_test, traced):
     rates = [(1e-3, 0.0), (1e-3, 0.0), (1e-2, 0.0), (1e-2, 0.0)]
     many = ManySeeds(trainer, [3, 5, 3, 5], device_mesh(4, devices=CPUS[:1]), rates=rates)
     data = many.data()
-    state, *means = many.evaluate_and_record(many.train_steps(many.init(many.seeds), data, 2), data)
+    state, *evaluated = many.evaluate_and_record(many.train_steps(many.init(many.seeds), data, 2), data)
     alone = [jax.tree.map(lambda x: x[0], (state.params, batch)) for batch in data["validation"]]
     sums = [jax.jit(scored_sums, static_argnums=0)(MODEL, *params_and_batch) for params_and_batch in alone]
     of_parts = np.array([(loss / scored, right / scored) for loss, right, scored in sums])
-    np.testing.assert_allclose([mean[0] for mean in means], of_parts.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose([mean[0] for mean in evaluated], of_parts.mean(axis=0), rtol=1e-5)
     measured = measure_test(many, state.params)
     of_parts = np.array([measured["test_accuracy_of_parts"][part] for part in ("8/2", "16/3")])
     np.testing.assert_allclose(measured["test_accuracy"], of_parts.mean(axis=0))
     found = many.test(state.params)
     assert len(traces) == traced
-    whole = jax.jit(SeedTrainer(MODEL, MIXED, settings).test)
     for row, seed in enumerate(many.numbers):
-        expected = whole(jnp.int32(seed), jax.tree.map(lambda x, row=row: x[row], state.params))
-        for ours, theirs in zip(found, expected, strict=True):
+        key = jax.random.fold_in(jax.random.key(seed), 4)
+        whole = MIXED.evaluated_on.draw(key, num_test, "sample_evaluation")
+        params = jax.tree.map(lambda x, row=row: x[row], state.params)
+        for ours, theirs in zip(found, means(*jax.jit(compute)(params, whole)), strict=True):
             np.testing.assert_allclose(ours[row], theirs, rtol=1e-5)
     assert len(set(found[0][:, 0])) == 4
 

@@ -1,7 +1,6 @@
 """Causal softmax attention with rotary positions."""
 
 from loglinear_jax.ops.softmax.api import softmax_attention
-from loglinear_jax.ops.softmax.parallel import rotate_by_position
 from loglinear_jax.ops.softmax.recurrent import KeyValueCache, attend_to_cache, key_value_cache
 
-__all__ = ["KeyValueCache", "attend_to_cache", "key_value_cache", "rotate_by_position", "softmax_attention"]
+__all__ = ["KeyValueCache", "attend_to_cache", "key_value_cache", "softmax_attention"]

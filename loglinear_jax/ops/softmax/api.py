@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Literal
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops.checks import check_implementation, check_segment_ids, check_shapes
 from loglinear_jax.ops.sequence_parallel import check_pieces
 from loglinear_jax.ops.sharding import over_explicit_axes
 from loglinear_jax.ops.softmax import parallel, recurrent
+from loglinear_jax.settings import is_of
 from pallas_kernels import with_standard_promotion
 
 
@@ -60,8 +60,7 @@ def softmax_attention(
     check_segment_ids(segment_ids, *v.shape[:2])
     widest = jnp.result_type(q, k)
     q, k = q.astype(widest), k.astype(widest)
-    is_int = isinstance(window, (int, np.integer)) and not isinstance(window, bool)
-    if window is not None and not (is_int and window >= 1):
+    if window is not None and not (is_of(window, int) and window >= 1):
         raise ValueError(f"window must be None or an integer from 1 on, got {window!r}")
     form: Callable = recurrent.attend if implementation == "recurrent" else parallel.attend
     if axis_name is not None and check_pieces(axis_name, q.shape[1]) > 1:
