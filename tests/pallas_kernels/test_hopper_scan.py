@@ -41,6 +41,11 @@ def no_races(capsys):
     assert "RACE DETECTED" not in capsys.readouterr().out
 
 
+def fast_alone(cases, *fast):
+    """The fast tier runs each kernel once: the interpreter takes seconds for a program, and minutes for all of these."""
+    return [pytest.param(case, marks=() if case in fast else pytest.mark.slow) for case in cases]
+
+
 SHAPES = {  # batch, length, groups, heads, K, V
     "one block": ((2, 40, 1, 2, 64, 64), {}),
     "one chunk": ((1, 100, 1, 2, 64, 48), {}),
@@ -56,7 +61,7 @@ SHAPES = {  # batch, length, groups, heads, K, V
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", fast_alone(SHAPES, "one block", "an odd length, a few chunks"))
 def test_outputs_and_gradients(shape):
     sizes, changes = SHAPES[shape]
     tiles = HopperTiles(**{"value_block": 64 * -(-sizes[-1] // 64), "rows": 1 if sizes[1] <= 64 else 2} | changes)
@@ -73,7 +78,7 @@ ONE_STATE = {  # chunks by their number; where segments start
 }
 
 
-@pytest.mark.parametrize("shape", ONE_STATE)
+@pytest.mark.parametrize("shape", fast_alone(ONE_STATE, "segments"))
 def test_one_state(shape):
     (batch, length, *sizes), changes, starts = ONE_STATE[shape]
     starts = jnp.asarray(np.isin(np.arange(length), starts)[None])
@@ -87,11 +92,12 @@ def test_one_state(shape):
     assert_exact_enough("bf16", "oqkvg", results(attend, inputs), exact_results(exact, inputs))
 
 
-@pytest.mark.parametrize("decay", ["none", "strong", "reset"])
+@pytest.mark.parametrize("decay", fast_alone(["none", "strong", "reset"]))
 def test_extreme_decays(decay):
     check_extreme_decays(decay, 300, 64, tiles=choose_hopper_tiles(300, 64))
 
 
+@pytest.mark.slow
 def test_decays_above_one_are_one_and_levels_beyond_the_sequence_change_nothing():
     q, k, v, log_decay, lam = inputs_of("bf16", 1, 200, 1, 3, 64, 64)
     above, more = log_decay.at[:, ::7].set(0.5), jnp.pad(lam, [(0, 0)] * 3 + [(0, 3)], constant_values=np.nan)
@@ -107,8 +113,8 @@ def test_decays_above_one_are_one_and_levels_beyond_the_sequence_change_nothing(
 @pytest.mark.parametrize(
     ("shape", "windows", "levels", "rows"),
     [
-        ((1, 300, 1, 2, 64, 64), 5, 13, 2),
-        pytest.param((2, 64, 2, 2, 64, 48), 2, 9, 1, marks=pytest.mark.slow),
+        pytest.param((1, 300, 1, 2, 64, 64), 5, 13, 2, marks=pytest.mark.slow),
+        ((2, 64, 2, 2, 64, 48), 2, 9, 1),
         pytest.param((1, 512, 1, 3, 128, 64), 9, 14, 2, marks=pytest.mark.slow),
     ],
 )
@@ -123,6 +129,7 @@ def test_segments_are_as_alone():
     check_segments("bf16", (1, 300, 1, 2, 64, 64), starts, tiles=choose_hopper_tiles(300, 64))
 
 
+@pytest.mark.slow
 def test_vmap_over_some_arguments_is_a_loop():
     attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(130, 64))
     seeds = [inputs_of("bf16", 1, 130, 1, 2, 64, 64, seed=seed) for seed in range(2)]
