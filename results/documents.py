@@ -20,14 +20,11 @@ def rows(files: list[str]):
             documents = measure["documents"]
             for index, group in enumerate(measure["groups"]):
                 if tokens := sum(document["tokens"][index] for document in documents):
-                    losses = {
-                        re.sub(r"^.*, |\+train\..*$", "", model): sum(each["sums"][model][index] for each in documents)
-                        / tokens
-                        for model in documents[0]["sums"]
-                    }
-                    yield dict(seed=seed, measure=measure["name"], group=group, tokens=tokens) | {
-                        variant: f"{loss:.4f}" for variant, loss in losses.items()
-                    }
+                    row = dict(seed=seed, measure=measure["name"], group=group, tokens=tokens)
+                    for model in documents[0]["sums"]:
+                        loss = sum(document["sums"][model][index] for document in documents) / tokens
+                        row[model.partition("+train.")[0]] = f"{loss:.4f}"
+                    yield row
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def softmax_attention(
         window shorter than T / 2 are computed at once, in O(T window) memory.
       axis_name: as in `log_linear_attention`, for "parallel" alone. Each device gathers the keys and values of all pieces; with
         a window of at most T it gets some of the piece before.
-      implementation: "parallel" (the formula, over all pairs of tokens), which None stands for, or "recurrent" (a scan over
-        tokens with a cache of every key and value).
+      implementation: "parallel" (the formula, over all pairs of tokens) or "recurrent" (a scan over tokens with a cache of
+        every key and value). None means "parallel".
 
     Returns o [B, T, H, V] in q's and k's dtype, the wider if they differ.
 

@@ -30,12 +30,12 @@ def attend(q, k, v, segment_ids=None, *, window: int | None = None):
     (batch, length), largest = q.shape[:2], max(q.shape[-1], v.shape[-1])
     q, k = rotate_by_position(q), rotate_by_position(k)
     has_cudnn = runs_on_gpu() and q.dtype in (jnp.bfloat16, jnp.float16) and largest <= 128 and largest % 8 == 0
+    if has_cudnn and segment_ids is None:
+        return _attend_by_cudnn(q, k, v, window)
     place = jnp.arange(length, dtype=jnp.int32)[None]
     begin = jnp.zeros_like(place)
     if segment_ids is not None:  # -1 in the first segment, which by blocks is a key of the last block
         begin = jnp.maximum(begin, beginnings_in_rows(segment_starts(segment_ids)))
-    if has_cudnn and segment_ids is None:
-        return _attend_by_cudnn(q, k, v, window)
     if has_cudnn and window is None and batch * length**2 <= MOST_OF_MASK:
         return _attend_by_cudnn(q, k, v, mask=begin[:, None, :, None] <= place)
     if window is None:

@@ -82,7 +82,8 @@ def attend_to_cache(
         known = have_room(position, length, room).all(axis=-1)
     end = position.reshape(-1, 1) + jnp.arange(length, dtype=jnp.int32)
     first = cache.first[:, None] if segment_ids is None else first_read(segment_ids, position, cache.first)
-    begin, of_first_key = jnp.maximum(first, end - room + 1), position.reshape(-1, 1) - room if has_window else 0
+    begin = jnp.maximum(first, end - room + 1)
+    of_first_key = position.reshape(-1, 1) - room if has_window else 0
     out = attend_to(q, keys, values, begin - of_first_key, end - of_first_key)
     out = jnp.where(known.reshape(-1, 1, 1, 1), out, jnp.nan)
     if has_window:
