@@ -34,13 +34,16 @@ analyse wikitext2 wikitext2-content lengths --longest=4096
 
 # Losses of language models on the test documents, a row for each seed and group of tokens, a column for each variant.
 documents() {
-  local kept=results/$1/runs/$2-documents.csv name=$2 seed
+  local kept=results/$1/runs/$2-documents.csv name=$2 run seed out=runs/$2-documents
   case $name in $only) ;; *) return 0 ;; esac
-  [ -f "$kept" ] || [ ! -d "runs/$name" ] && return 0
-  for seed in $3; do
-    loglinear_jax evaluate "runs/$name" --model_seed="$seed" --extend_lam --length=16384 --out="runs/$name/documents-$seed"
+  [ -f "$kept" ] && return 0
+  for run in $3; do [ -d "$run" ] || return 0; done
+  for seed in $4; do
+    # shellcheck disable=SC2086
+    loglinear_jax evaluate $3 --model_seed="$seed" --extend_lam --length=16384 --out="$out/$seed"
   done
-  python results/documents.py "$kept" runs/"$name"/documents-*/documents.json
+  python results/documents.py "$kept" "$out"/*/documents.json
 }
 
-documents books books-pair '0 1 2 3 4 5 6 7'
+documents books books-pair runs/books-pair '0 1 2 3 4 5 6 7'
+documents books books-controls 'runs/books-fixed runs/books-wide' '0 1 2'

@@ -260,28 +260,41 @@ def fuzzy() -> None:
 
 
 def recall_hits() -> None:
-    with (HERE / "books/runs/books-pair-documents.csv").open(encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    losses: dict[tuple[str, str], dict[str, dict[str, float]]] = {}  # by measure and group, by model, by seed
+    for name in ("pair", "controls"):
+        with (HERE / f"books/runs/books-{name}-documents.csv").open(encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                seed, measure, group, tokens = (line.pop(key) for key in ("seed", "measure", "group", "tokens"))
+                for model, loss in line.items() if int(tokens) >= 100 else ():
+                    losses.setdefault((measure, group), {}).setdefault(model, {})[seed] = float(loss)
     panels = {
         "by distance": ("tokens since the bigram's last occurrence", "loss on AR hits by distance"),
         "by frequency": ("occurrences of the bigram in the training split", "loss on AR hits by training frequency"),
     }
-    figure, axes = style.new_figure(style.FULL_WIDTH, 3.4, 1, 2, sharey=True)
+    models = ["mlp_softplus", "fixed", f"{SINGLE}+key_dim=256"]
+    looks, handles = style.looks_of(models), {}
+    figure, axes = style.new_figure(style.FULL_WIDTH, 3.8, 1, 2, sharey=True)
     for axis, (title, (x, measure)) in zip(axes.flat, panels.items(), strict=True):
-        gains: dict[str, list[float]] = {}
-        for line in lines:
-            if line["measure"] == measure and int(line["tokens"]) >= 100:
-                gains.setdefault(line["group"], []).append(float(line["mlp_softplus"]) - float(line[SINGLE]))
-        for place, values in enumerate(gains.values()):
-            axis.plot([place] * len(values), values, "o", color="0.6", markersize=3)
-            axis.plot([place], [np.mean(values)], "o", color=style.MARK, markersize=7)
+        groups = [group for found, group in losses if found == measure]
+        for number, model in enumerate(models):
+            gains = []
+            for group in groups:
+                of_group = losses[measure, group]
+                gains.append([loss - of_group[SINGLE][seed] for seed, loss in of_group[model].items()])
+            places, look = np.arange(len(groups)) + 0.2 * (number - 1), looks[model]
+            for place, values in zip(places, gains, strict=True):
+                axis.plot([place] * len(values), values, ".", color=look.color, markersize=4, alpha=0.5)
+            label = f"{style.describe_variant(model)}, {len(gains[0])} seeds"
+            [handles[label]] = axis.plot(
+                places, [np.mean(x) for x in gains], look.marker, color=look.color, markersize=7
+            )
         axis.axhline(0, color="0.5", linewidth=1)
-        axis.set_xticks(range(len(gains)), [group.partition(" – ")[0] for group in gains], rotation=45, fontsize=9)
+        axis.set_xticks(range(len(groups)), [group.partition(" – ")[0] for group in groups], rotation=45, fontsize=9)
         style.label_panel(axis, title, f"{x}, from", 10)
         axis.grid(axis="y", color="0.9")
-    axes[0, 0].set_ylabel("mlp_softplus − one state (nats)")
-    message = "Levels gain where two tokens come again soon, most where training had them seldom (mean and 8 seeds)"
-    save(figure, message, "books/recall-hits")
+    axes[0, 0].set_ylabel("difference from one state (nats)")
+    message = "Levels whose λ reads the token gain recall, and so does a state twice as large (means and seeds)"
+    save(figure, message, "books/recall-hits", handles)
 
 
 if __name__ == "__main__":
