@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import flax.linen as nn
 import jax
@@ -173,6 +174,9 @@ class LanguageModel(nn.Module):
     """
 
     settings: LanguageSettings
+
+    # The parameters, by path, that are rounded to settings.dtype wherever they are read: not those of λ, norms and decays.
+    ROUNDED = re.compile(r"head|embed/embedding|layer_\d+/(mixer/)?\w+_proj/kernel")
 
     def setup(self):
         m = self.settings

@@ -61,10 +61,8 @@ def flat_params(model: LanguageModel, params: Any) -> dict[str, Any]:
     return given
 
 
-# What is rounded to the model's dtype wherever it is read: not λ's own products, nor norms and decays.
-ROUNDED = re.compile(r"head|embed/embedding|layer_\d+/(mixer/)?(conv/\w+|\w+_proj/kernel)")
-
-
+# What a step of decoding rounds to the model's dtype: the convolution too, which a kernel reads in float32.
+ROUNDED = re.compile(LanguageModel.ROUNDED.pattern + r"|layer_\d+/(mixer/)?conv/\w+")
 # Matrices [inputs, outputs] of a product.
 MATRICES = re.compile(r"head|layer_\d+/(mixer/)?\w+_proj/kernel")
 

@@ -15,6 +15,7 @@ All is computed inside `jax.shard_map`, so a program has the collectives that ar
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -138,13 +139,18 @@ def own_parts(tree: PyTree[Array], specs: PyTree[PartitionSpec]) -> PyTree[Array
 class Part(flax.struct.PyTreeNode, AxisMetadata):
     """A device's part of a parameter that is cut along an axis. Flax puts the whole together where a module reads it: with
     `model.remat` once more in the backward pass, so that no device holds the parameters of more than a few layers. The
-    gradient is the part's own, summed over the devices of "fsdp", by one reduce-scatter."""
+    gradient is the part's own, summed over the devices of "fsdp", by one reduce-scatter.
+
+    sent_as: the dtype to which all that read it round it, so that no more is sent; None: its own. The gradient is summed in
+    its own.
+    """
 
     value: Any
     axis: int = flax.struct.field(pytree_node=False)
+    sent_as: str | None = flax.struct.field(pytree_node=False, default=None)
 
     def unbox(self) -> Array:
-        return jax.lax.all_gather(self.value, "fsdp", axis=self.axis, tiled=True)
+        return _put_together(self.value, self.axis, self.sent_as)
 
     def replace_boxed(self, val: Any) -> Part:
         return self.replace(value=val)
@@ -154,6 +160,18 @@ class Part(flax.struct.PyTreeNode, AxisMetadata):
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> Part:
         return self.replace(axis=self.axis - (index < self.axis))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _put_together(part: Array, axis: int, sent_as: str | None) -> Array:
+    sent = part if sent_as is None else part.astype(sent_as)
+    return jax.lax.all_gather(sent, "fsdp", axis=axis, tiled=True).astype(part.dtype)
+
+
+_put_together.defvjp(
+    lambda part, axis, sent_as: (_put_together(part, axis, sent_as), None),
+    lambda axis, sent_as, _, grad: (jax.lax.psum_scatter(grad, "fsdp", scatter_dimension=axis, tiled=True),),
+)
 
 
 def cut_axes(specs: PyTree[PartitionSpec]) -> PyTree[int]:

@@ -239,7 +239,14 @@ class SeedTrainer:
         """The parameters for a model to read."""
         if self.cut is None:
             return params
-        return jax.tree.map(lambda x, axis: x if axis < 0 else Part(x, axis), params, self.cut)
+        rounded = getattr(self.model, "ROUNDED", None)
+
+        def boxed(path, x, axis):
+            name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("params/")
+            dtype = self.model.settings.dtype if rounded and rounded.fullmatch(name) else None
+            return x if axis < 0 else Part(x, axis, dtype)
+
+        return jax.tree_util.tree_map_with_path(boxed, params, self.cut)
 
     def _key(self, seed, purpose: int):
         return jax.random.fold_in(jax.random.key(seed), purpose)

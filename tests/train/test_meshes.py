@@ -196,10 +196,27 @@ def test_what_is_sent_of_parameters():
     assert list(sent) == ["all-reduce"]  # of small gradients, the loss, how many tokens are scored, and the norm
     assert sent["all-reduce"] == sorted([1] * 3 + [size for size in sizes if size < 4096])
 
-    again = many_of(fsdp=4, remat="block")
-    step = jax.jit(lambda state, data: again.train_steps(state, data, 1))
-    text = step.lower(again.abstract_state(), {"batches": again.place("batches", batches(1))}).as_text()
-    assert text.count("stablehlo.all_gather") == 2 * 5 + 2
+    again = lowered(many_of(fsdp=4, remat="block"))
+    assert again.count("stablehlo.all_gather") == 2 * 5 + 2
+
+
+def lowered(many):
+    step = jax.jit(lambda state, data: many.train_steps(state, data, 1))
+    return step.lower(many.abstract_state(), {"batches": many.place("batches", batches(1))}).as_text()
+
+
+@pytest.mark.slow
+def test_parameters_that_are_rounded_where_they_are_read_are_sent_so(monkeypatch):
+    """The convolution's, which a kernel reads in float32, are not, and no gradient is."""
+    model = dict(dtype="bfloat16", conv_width=8, key_dim=256, layers=2)
+    text = lowered(many_of(fsdp=4, **model))
+    ends = r'".*?-> tensor<[\dx]*x(\w+)>'
+    gathered, summed = (re.findall(name + ends, text, re.S) for name in ("all_gather", "reduce_scatter"))
+    assert sorted(gathered) == 12 * ["bf16"] + 2 * ["f32"] and summed == 14 * ["f32"]
+    found, _ = trained(many_of(fsdp=4, **model), 4, 2)
+    monkeypatch.setattr(LanguageModel, "ROUNDED", None)
+    expected, _ = trained(many_of(fsdp=4, **model), 4, 2)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.slow
