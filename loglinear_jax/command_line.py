@@ -100,6 +100,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
+    def _print_message(self, message, file=None):
+        print(message, end="", file=file, flush=True)  # argparse goes on where help can't be printed
+
 
 
 # Types of arguments: what each reads, or ArgumentTypeError.

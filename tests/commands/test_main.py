@@ -109,7 +109,8 @@ def test_a_bug_keeps_its_traceback_and_an_interrupt_with_nothing_to_save_ends_wi
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("buffered", [True, False])
-def test_an_output_on_a_full_disk_is_one_line(buffered, monkeypatch, capsys):
+@pytest.mark.parametrize("arguments", [["train"], ["train", "--help"]])
+def test_an_output_on_a_full_disk_is_one_line(arguments, buffered, monkeypatch, capsys):
     """Also where the last line is only written when the command has ended."""
 
     def run(args):
@@ -119,7 +120,7 @@ def test_an_output_on_a_full_disk_is_one_line(buffered, monkeypatch, capsys):
     monkeypatch.setattr(train, "run", run)
     with Path("/dev/full").open("wb", buffering=-1 if buffered else 0) as full:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, "utf-8", write_through=not buffered))
-        assert main(["train"]) == 1
+        assert main(arguments) == 1
         sys.stdout.flush()  # what is left goes nowhere
     assert capsys.readouterr().err == "loglinear_jax train: the output can't be written: No space left on device\n"
 
