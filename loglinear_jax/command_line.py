@@ -198,7 +198,7 @@ def check_can_be_made(path: Path, name: str) -> None:
     nothing."""
     if path.is_file():
         raise BadInput(f"{name}: {path} is a file, expected a folder")
-    check_writable(next(folder for folder in (path, *path.parents) if os.path.exists(folder)), name)
+    check_writable(next(folder for folder in (path, *path.parents) if os.path.lexists(folder)), name)
 
 
 def check_folder(path: Path, name: str) -> None:
