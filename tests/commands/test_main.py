@@ -156,11 +156,22 @@ def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
     assert "there is no config file nothing, and the configs by name are books, forgetting, " in capsys.readouterr().err
 
 
-def test_an_output_folder_that_is_a_file_is_named(tmp_path, capsys):
+def test_an_output_folder_that_cannot_be_one_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     run = next((ROOT / "results").glob("*/runs/*.json"))
-    assert main(["analyze", f"--workdir={run}", f"--out={tmp_path / 'file'}"]) == 2
-    assert "--out: " in (err := capsys.readouterr().err) and "is a file, expected a folder" in err
+
+    def analyze(out):
+        code = main(["analyze", f"--workdir={run}", f"--out={tmp_path / out}"])
+        return code, capsys.readouterr().err.removeprefix(f"loglinear_jax analyze: --out: {tmp_path}")
+
+    def full(**kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert analyze("file") == (2, "/file is a file, expected a folder\n")
+    assert analyze("link") == (2, "/link can't be written: No such file or directory\n")
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    assert analyze("new") == (1, " can't be written: No space left on device\n")
 
 
 @pytest.mark.slow
