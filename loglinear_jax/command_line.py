@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib.metadata
 import logging
 import math
@@ -25,6 +26,7 @@ BROKEN_PIPE = 141  # the reader of the output is gone
 
 MOST_BYTES_OF_NAME = 255  # Linux's
 MOST_SHOWN = 1000  # characters of an error
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk, or of a user's share of it
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -97,6 +99,9 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(rest[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized argument {rest[0]}{hint}")
         return namespace, rest
+
+    def _print_message(self, message, file=None):
+        print(message, end="", file=file, flush=True)  # argparse goes on where help can't be printed
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
@@ -195,7 +200,7 @@ def check_can_be_made(path: Path, name: str) -> None:
     nothing."""
     if path.is_file():
         raise BadInput(f"{name}: {path} is a file, expected a folder")
-    check_writable(next(folder for folder in (path, *path.parents) if os.path.exists(folder)), name)
+    check_writable(next(folder for folder in (path, *path.parents) if os.path.lexists(folder)), name)
 
 
 def check_folder(path: Path, name: str) -> None:
@@ -204,7 +209,7 @@ def check_folder(path: Path, name: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{name}: {path} can't be made: {error.strerror or error}") from error
+        raise _refused(error)(f"{name}: {path} can't be made: {error.strerror or error}") from error
 
 
 def check_writable(folder: Path, name: str) -> None:
@@ -213,7 +218,11 @@ def check_writable(folder: Path, name: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise BadInput(f"{name}: {folder} can't be written: {error.strerror or error}") from error
+        raise _refused(error)(f"{name}: {folder} can't be written: {error.strerror or error}") from error
+
+
+def _refused(error: OSError) -> type[Exception]:
+    return Failed if error.errno in FULL else BadInput
 
 
 def quiet_libraries() -> None:

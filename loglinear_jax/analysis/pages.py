@@ -254,29 +254,36 @@ def _in_validation(run: Run) -> Run:
     return dataclasses.replace(run, summary=dataclasses.replace(run.summary, variants=variants))
 
 
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read: {error}") from error
+
+
 class Pages:
     """The pages of a folder, with their tables and runs.
 
-    problems: one line for each table that could not be made. Raises ConfigError where there are no pages, or tables.toml can't
-    be read.
+    problems: one line for each table that could not be made. Raises ConfigError where there are no pages, or one of them or
+    tables.toml can't be read.
     """
 
     def __init__(self, folder: Path):
         patterns = ("*.md", "docs/**/*.md", "results/**/*.md")
         self.pages = [page for pattern in patterns for page in sorted(folder.glob(pattern))]
         if not self.pages:
-            raise ConfigError(f"{folder} has no pages (*.md)")
+            raise ConfigError(f"--folder: {folder} has no pages: expected README.md, or others in docs and results")
         tables = folder / "results/tables.toml"
         try:
-            self.tables = tomllib.loads(tables.read_text(encoding="utf-8")) if tables.exists() else {}
-        except (OSError, ValueError) as error:
+            self.tables = tomllib.loads(_read(tables)) if tables.exists() else {}
+        except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{tables} can't be read: {error}") from error
         self.records, self.problems, self.num_tables = Records(folder / "results"), [], 0
 
     def check(self) -> list[str]:
         """One line for each page that does not agree with the runs in a table, with the first differing line."""
         for page in self.pages:
-            text = page.read_text(encoding="utf-8")
+            text = _read(page)
             lines = itertools.zip_longest(text.splitlines(), self._with_tables(page, text).splitlines())
             different = ((number, *pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])
             for number, old, new in itertools.islice(different, 1):
@@ -287,7 +294,7 @@ class Pages:
         """Makes the tables of every page again. Returns the pages that changed, and what could not be made."""
         changed = []
         for page in self.pages:
-            text = page.read_text(encoding="utf-8")
+            text = _read(page)
             new = self._with_tables(page, text)
             if new != text:
                 replace_file(page, lambda file, text=new: file.write(text))

@@ -58,6 +58,8 @@ def chosen_sections(names: Sequence[str] | None) -> list[type[Section]]:
         own = [pkgutil.resolve_name(name) for name in names if name not in known]
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"sections: {error}") from error
+    if wrong := [one for one in own if not (isinstance(one, type) and issubclass(one, Section))]:
+        raise ConfigError(f"sections: expected a subclass of Section, got {wrong[0]!r}")
     return [section for section in SECTIONS if section.NAME in names] + own
 
 

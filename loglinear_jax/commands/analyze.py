@@ -16,7 +16,7 @@ import sys
 
 from loglinear_jax.command_line import (
     FAILED,
-    check_folder,
+    check_can_be_made,
     comma_separated,
     integer,
     path,
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     jax.devices()  # what is wrong with them is no section's problem
     choices = Choices(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Choices)})
     workdirs = _matching(args.workdir)
-    check_folder(args.out, "--out")
+    check_can_be_made(args.out, "--out")  # the report makes it, once a run is read
     page, problems = make_report(workdirs, args.out, choices)
     for problem in problems:
         print("analysis:", problem, file=sys.stderr)

@@ -120,7 +120,7 @@ def _text(args: argparse.Namespace, models: Mapping[str, Trained], text: str) ->
     name, tokenizer = next((name, trained.tokenizer) for name, trained in models.items())
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     check_returned(tokenizer, [text], [ids], name=str(args.tokenizer or name), where=str(args.text))
-    length = min(_check_length(args.length, models, "--text"), args.length or max(len(ids) - 1, 1))
+    length = min(_check_length(args.length, models), args.length or max(len(ids) - 1, 1))
     num = args.windows or max((len(ids) - 1) // length, 1)
     if len(ids) <= num * length:
         expected = f"expected at least {num * length + 1:,}, for {num} window(s) of {length:,}"
@@ -260,7 +260,7 @@ def _check_length(length: int | None, models: Mapping[str, Trained], option: str
     for name, trained in models.items():
         if length is not None:
             trained.model.settings.check_decoding(
-                length, f"tokens of a document, for {name}", "give a smaller --length"
+                length, f"tokens of a document, for {name}", f"give a smaller {option}"
             )
     return length or min(LONGEST, *(trained.model.settings.longest or LONGEST for trained in models.values()))
 

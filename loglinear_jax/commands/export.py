@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from loglinear_jax.command_line import BadInput, check_folder, path, quiet_libraries
+from loglinear_jax.command_line import BadInput, Failed, check_folder, path, quiet_libraries
 from loglinear_jax.commands.trained_models import add_run_arguments, trained_of_run
 
 LONGEST_OF_OTHERS = 16_384  # tokens that λ has levels for in flash-linear-attention's and Guo et al.'s code
@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.fenwick import num_levels
     from loglinear_jax.hub import export_params, save_model
     from loglinear_jax.hub.folders import CONFIG
+    from loglinear_jax.runs.writing import replace_file
 
     quiet_libraries()
     model, params, tokenizer, *_ = trained_of_run(args, args.workdir)
@@ -41,15 +42,16 @@ def run(args: argparse.Namespace) -> int:
                 f"flash-linear-attention {num_levels(LONGEST_OF_OTHERS)}: train with model.max_length={LONGEST_OF_OTHERS}, "
                 "which task.seq_len may be below"
             )
-        check_folder(args.out, "--out")
-        for pattern in (CONFIG, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"):
-            if found := next(args.out.glob(pattern), None):  # of a model, or of a run
-                raise BadInput(f"--out: {args.out} holds a {found.name} already: expected another folder")
-        (args.out / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        save_model(args.out, model.settings, params, args.architecture)
     except ValueError as error:
         raise BadInput(error) from error
-    except OSError as error:
-        raise BadInput(f"--out: {args.out} can't be written: {error.strerror}") from error
+    check_folder(args.out, "--out")
+    for pattern in (CONFIG, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"):
+        if found := next(args.out.glob(pattern), None):  # of a model, or of a run
+            raise BadInput(f"--out: {args.out} holds a {found.name} already: expected another folder")
+    try:
+        save_model(args.out, model.settings, params, args.architecture)
+    except ValueError as error:  # of the disk alone, as the model itself was exported above
+        raise Failed(f"--out: {error}") from error
+    replace_file(args.out / "tokenizer.json", lambda file: file.write(tokenizer.to_str(pretty=True)))
     print(f"Written to {args.out}")
     return 0

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             raise BadInput(f"--stop: {stop!r} is {len(of_stop)} tokens: expected a text that is one")
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     if not all(prompts):
-        raise BadInput("--prompt is empty: expected some text to go on from")
+        raise BadInput(f"--prompt{'' if args.prompt else '_file'} is empty: expected some text to go on from")
     settings = dict(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed, stop_token=stops)
     num_ids = min(tokenizer_size(tokenizer), model.settings.vocab_size)
     tokens = stream(model, params, prompts, args.num_tokens, num_ids=num_ids, **settings)

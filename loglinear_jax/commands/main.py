@@ -8,7 +8,6 @@ set aside as `args.config_arguments`; `more_help(config_arguments)` is what its 
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import os
@@ -22,6 +21,7 @@ from loglinear_jax.command_line import (
     BAD_INPUT,
     BROKEN_PIPE,
     FAILED,
+    FULL,
     INTERRUPTED,
     BadInput,
     Failed,
@@ -31,8 +31,6 @@ from loglinear_jax.command_line import (
     split_arguments,
 )
 from loglinear_jax.settings import SettingError
-
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk, or of a user's share of it
 
 
 def find_commands() -> dict[str, ModuleType]:

@@ -17,7 +17,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, check_folder, comma_separated, path, size
+from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, check_can_be_made, comma_separated, path, size
 
 HELP = "train every job of a grid file, here or under SLURM"
 EXTRA = "sweep"
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     missing = [one for one in variants if one.state is not State.FINISHED]
     jobs = _jobs(args, missing) if missing else None
-    check_folder(args.out, "--out")
+    check_can_be_made(args.out, "--out")  # jobs make it, and the report its own
     if args.report is not None:
-        check_folder(args.report, "--report")
+        check_can_be_made(args.report, "--report")
     for one in variants:
         if one.state is State.FINISHED:
             one.why = one.of.keep()

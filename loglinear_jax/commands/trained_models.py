@@ -87,15 +87,16 @@ def _of_others(args: argparse.Namespace, model: str, stops: bool) -> Trained:
     from loglinear_jax.text.tokenizer import holds_tokenizer, tokenizer_size
     from pallas_kernels import runs_on_gpu
 
+    given = "--model" if hasattr(args, "model") else "MODEL"  # which evaluate has
     for name in ("variant", "model_seed"):
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name} is of a run, and has no meaning with --model")
+            raise BadInput(f"--{name} is of a run, and has no meaning with {given} {model}")
     try:
         folder, root = find_folder(model)
         settings, params = load_model(folder, dtype="bfloat16" if runs_on_gpu() else "float32")
         ends = stop_tokens(folder, settings.vocab_size) if stops else ()
     except ValueError as error:
-        raise BadInput(f"--model: {error}") from error
+        raise BadInput(f"{given}: {error}") from error
     own = root if holds_tokenizer(root) and not holds_tokenizer(folder) else folder
     where = str(own) if args.tokenizer is None else args.tokenizer
     try:

@@ -176,7 +176,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
     config = _read_config(folder)
     names = variant_names(config)
     if variant is None and len(names) > 1:
-        raise ConfigError(f"{folder.path} holds several variants ({some_of(names)}): name one")
+        raise ConfigError(f"{folder.path} holds several variants ({some_of(names)}): name one as variant (--variant)")
     variant = names[0] if variant is None else variant
     if variant not in names:
         raise ConfigError(f"{folder.path} holds no variant {variant!r}: there are {some_of(names)}")

@@ -137,7 +137,7 @@ def _cells_of(
         texts = {name: _text(f"{source}: {name}", value) for name, value in known.items()}
         try:
             name, config, *given = (text.format_map(texts) for text in templates.values())
-        except (KeyError, ValueError, IndexError) as error:
+        except (KeyError, ValueError, IndexError, AttributeError, TypeError) as error:
             raise ConfigError(
                 f"{source}: a name in braces has no values, or is no name ({error}): expected an axis, such as kv = [4, 8], or "
                 "one of [values]; a brace itself is written twice"

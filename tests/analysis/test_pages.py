@@ -78,9 +78,13 @@ def test_the_command_says_by_its_exit_code_what_it_found(folder, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert main(["results", "--write", f"--folder={folder}"]) == 0
     assert main(check) == 0
+    capsys.readouterr()
+    (folder / "page.md").write_bytes(b"\xff")
+    assert main(check) == 2
     (folder / "page.md").unlink()
     assert main(check) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    unreadable, none = capsys.readouterr().err.splitlines()
+    assert "page.md can't be read: 'utf-8' codec can't decode byte 0xff" in unreadable and "has no pages" in none
 
 
 def find(names):

@@ -146,10 +146,16 @@ def test_several_runs_and_broken_ones(workdir, tmp_path, capsys, blank_figures):
     assert "outcomes-tables-mlp-softplus.md" in html and "lam-mean-tiny.png" in html and "Left out" in html
 
 
-def test_nothing_to_report(tmp_path):
+def test_nothing_to_report(tmp_path, capsys):
     with pytest.raises(ValueError, match="holds no run"):
         make_report([tmp_path], tmp_path / "out")
-    for sections, message in (((), "is empty: expected some of tables"), (("all",), ": there is no 'all', but tables")):
+    assert main(["analyze", f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}"]) == 2
+    assert "holds no run" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    for sections, message in (
+        ((), "is empty: expected some of tables"),
+        (("all",), ": there is no 'all', but tables"),
+        (("os:path",), ": expected a subclass of Section, got <module 'posixpath'"),
+    ):
         with pytest.raises(ConfigError, match=f"sections ?{message}"):
             make_report([tmp_path], tmp_path / "out", Choices(sections=sections))
 

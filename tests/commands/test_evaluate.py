@@ -151,11 +151,13 @@ CORPUS = ["--corpus={books}", "--end_token=w18"]
     [
         ([], "the following arguments are required: MODEL"),
         (["{a}"], "--corpus is missing: .*a was not trained on documents here"),
+        (["{books}/test/00.txt"], "MODEL: .*00.txt is not a folder: expected one with config.json"),
         (["{a}", "--end_token=w18"], "--end_token is of a --corpus"),
         (["{a}", "--needle", "--length=9"], "--length has no meaning with --needle"),
         (["{a}", "--depths=101"], "--depths: expected a number from 0 to 100, got '101'"),
         (["{a}", "--needle", *CORPUS, "--lengths=50"], "--lengths: no document .* has 50 tokens: the longest has 42"),
         (["{a}", "--needle", *CORPUS, "--lengths=40"], "the tokenizer makes .* of the needle's ' The secret number of [A-Z]"),
+        (["{a}", "--needle", *CORPUS, "--lengths=99"], "has levels for 64; give a smaller --lengths"),
         (["{a}", "--text=x", "--needle"], "--needle is of documents, and has no meaning with --text"),
         (["{a}", "--text=none.txt"], "--text: none.txt can't be read: No such file"),
         (["{a}", "--text={books}/test/00.txt", "--length=30"], "has 30 tokens: expected at least 31, for 1 window"),

@@ -109,6 +109,9 @@ def test_prompts_from_files(folder, capsys):
     for file, problem in ((files[1], "is not UTF-8, at byte 3"), (folder / "none", "can't be read: No such file")):
         assert main(["generate", f"--model={folder}", f"--prompt_file={file}"]) == 2
         assert f"--prompt_file: {file} {problem}" in capsys.readouterr().err
+    files[1].write_bytes(b"")
+    assert main(["generate", f"--model={folder}", f"--prompt_file={files[1]}"]) == 2
+    assert "--prompt_file is empty: expected some text to go on from" in capsys.readouterr().err
 
 
 def test_a_tokenizer_that_is_too_small_is_told_and_its_ids_alone_are_taken(folder, capsys, caplog):

@@ -109,7 +109,8 @@ def test_a_bug_keeps_its_traceback_and_an_interrupt_with_nothing_to_save_ends_wi
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("buffered", [True, False])
-def test_an_output_on_a_full_disk_is_one_line(buffered, monkeypatch, capsys):
+@pytest.mark.parametrize("arguments", [["train"], ["train", "--help"]])
+def test_an_output_on_a_full_disk_is_one_line(arguments, buffered, monkeypatch, capsys):
     """Also where the last line is only written when the command has ended."""
 
     def run(args):
@@ -119,7 +120,7 @@ def test_an_output_on_a_full_disk_is_one_line(buffered, monkeypatch, capsys):
     monkeypatch.setattr(train, "run", run)
     with Path("/dev/full").open("wb", buffering=-1 if buffered else 0) as full:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, "utf-8", write_through=not buffered))
-        assert main(["train"]) == 1
+        assert main(arguments) == 1
         sys.stdout.flush()  # what is left goes nowhere
     assert capsys.readouterr().err == "loglinear_jax train: the output can't be written: No space left on device\n"
 
@@ -155,11 +156,22 @@ def test_help_names_the_configs_and_shows_the_one_that_is_given(capsys):
     assert "there is no config file nothing, and the configs by name are books, forgetting, " in capsys.readouterr().err
 
 
-def test_an_output_folder_that_is_a_file_is_named(tmp_path, capsys):
+def test_an_output_folder_that_cannot_be_one_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     run = next((ROOT / "results").glob("*/runs/*.json"))
-    assert main(["analyze", f"--workdir={run}", f"--out={tmp_path / 'file'}"]) == 2
-    assert "--out: " in (err := capsys.readouterr().err) and "is a file, expected a folder" in err
+
+    def analyze(out):
+        code = main(["analyze", f"--workdir={run}", f"--out={tmp_path / out}"])
+        return code, capsys.readouterr().err.removeprefix(f"loglinear_jax analyze: --out: {tmp_path}")
+
+    def full(**kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert analyze("file") == (2, "/file is a file, expected a folder\n")
+    assert analyze("link") == (2, "/link can't be written: No such file or directory\n")
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    assert analyze("new") == (1, " can't be written: No space left on device\n")
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_load_run_says_what_is_missing(undisturbed, tmp_path):
     workdir, *_ = undisturbed
     for arguments, message in [
         ((tmp_path,), "holds no run"),
-        ((workdir,), "several variants .linear, mlp_softplus.: name one"),
+        ((workdir,), "several variants .linear, mlp_softplus.: name one as variant"),
         ((workdir, "rope"), "no variant 'rope': there are linear, mlp_softplus"),
     ]:
         with pytest.raises(ConfigError, match=message):

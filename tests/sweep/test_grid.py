@@ -74,6 +74,7 @@ def test_patterns_choose_cells(written):
         ("kv = [4, 8]", "kv = [4, 8]\npaper = ['a']", "paper is an axis here and one of [values]: expected another"),
         ("kv = [4, 8]", "kv = [4, 8]\nrate = [1]", "nothing uses {rate}: expected it in the name and the config or"),
         ("kv{kv}-seq", "kv{kv}{ks}-seq", "a name in braces has no values, or is no name ('ks'): expected an axis"),
+        ("kv{kv}-seq", "kv{kv.x}-seq{kv}", "is no name ('str' object has no attribute 'x'): expected an axis"),
         ("seq = [128, 256]", "seq = [128, 128]", "grid 1 (kv{kv}-seq{seq}): 2 cells have the name kv4-seq128: "),
         ("rate = 1e-3", "rate = []", "settings.train.learning_rate is an empty list: expected at least one"),
         ("stream = true", "stream = [[1]]", "settings.train.stream is [1]: expected a text, a number, true or false"),

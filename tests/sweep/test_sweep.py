@@ -323,6 +323,7 @@ def test_wrong_usage_is_one_line(tmp_path, capsys, slurm):
         (["--gpus=2"], "--gpus=2: this machine has 0 for all variants: expected no more than that"),
         (["--cluster=slurm", "--slurm=x"], "--slurm=x: expected KEY=VALUE, such as account=ours"),
         (["--cluster=slurm", "--slurm=acount=x"], "--slurm: Unknown argument 'acount' for executor 'slurm'"),
+        ([f"--report={tmp_path / 'grid.toml'}"], "grid.toml is a file, expected a folder"),
         (["--only=x*"], "no cell's name matches 'x*': there are short"),
     ):
         assert sweep(grid_file(tmp_path, "short"), *arguments) == 2
