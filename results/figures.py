@@ -293,7 +293,7 @@ def recall_hits() -> None:
         style.label_panel(axis, title, f"{x}, from", 10)
         axis.grid(axis="y", color="0.9")
     axes[0, 0].set_ylabel("difference from one state (nats)")
-    message = "mlp_softplus and a state twice as large recall more than one state does, fixed a little more (means and seeds)"
+    message = "mlp_softplus and a state twice as large recall more than one state, fixed a little (means, seeds)"
     save(figure, message, "books/recall-hits", handles)
 
 
