@@ -55,7 +55,7 @@ def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, 
     from loglinear_jax.models import LanguageModel
 
     if model is None and args.tokenizer is not None:
-        raise BadInput("--tokenizer is of a --model: a run has its own")
+        raise BadInput("--tokenizer is of an external checkpoint: a run has its own")
     trained = trained_of_run(args, run) if model is None else _of_others(args, model, stops)
     if not args.extend_lam:
         return trained
