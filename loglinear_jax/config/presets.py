@@ -21,7 +21,7 @@ def apply_presets(
     Raises ConfigError for an unknown name, for two of one_of, and for a value that is not a whole number or negative.
     """
     values: dict[str, list[int]] = {}
-    for item in filter(None, (argument or "").split(",")):
+    for item in argument.split(",") if argument else ():
         name, equals, value = item.partition("=")
         if name + equals not in presets:
             known = ", ".join(key + ("N" if key.endswith("=") else "") for key in presets)

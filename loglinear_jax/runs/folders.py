@@ -214,8 +214,9 @@ class RunFolder:
         return found
 
     def _check_path(self, variants: Sequence[str]) -> None:
-        if self.path.is_file():
-            raise ConfigError(f"workdir {self.path} is a file, expected a folder")
+        there = next(path for path in (self.path, *self.path.parents) if os.path.lexists(path))
+        if not there.is_dir():
+            raise ConfigError(f"workdir {self.path}: {there} is no folder, expected one")
         for what, name in [("workdir", str(self.path)), *(("the variant", name) for name in variants)]:
             if set(name) & set("[]\\"):  # Orbax loses arrays there, without an error
                 raise ConfigError(

@@ -132,6 +132,7 @@ def test_the_variants_of_presets():
     ("name", "preset", "message"),
     [
         ("mqar", "smoek", "no preset 'smoek': there are smoke, released, robust, d_h, kv=N, seq=N"),
+        ("mqar", "smoke,", "no preset ''"),
         ("mqar", "kv=many", "preset 'kv=many': expected a whole number that is not negative"),
         ("task", None, "name the task's module"),
         ("mad", None, "name one of MAD's tasks, .*: there are recall, fuzzy, noisy, copying, memorisation$"),
