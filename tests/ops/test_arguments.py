@@ -268,3 +268,20 @@ def test_rows_at_positions_of_their_own_are_mapped_over_seeds():
     with pallas_kernels.interpret():
         for x, y in zip(run("pallas"), run("xla"), strict=True):
             assert relative_error(x, y) < 1e-5
+
+
+def test_one_token_of_the_delta_rule_in_rows_at_positions_of_their_own_has_gradients():
+    """Its matrix depends on nothing, and so is not mapped over the rows, as its derivative is."""
+    q, k, v, log_decay, lam = random_inputs(0, 2, 1, 1, 2, 3, 5, 3, np.float32)
+    position = np.array([0, 2], np.int32)
+
+    def gradients(implementation):
+        def loss(*inputs):
+            attend = functools.partial(DELTA.function, implementation=implementation, return_state=True)
+            out, state = attend(*inputs, jnp.ones_like(log_decay) / 2, lam, first_position=position)
+            return jnp.sum(jnp.cos(out)) + jnp.sum(state.levels**2)
+
+        return jax.grad(loss, range(4))(q, k, v, log_decay)
+
+    for x, y in zip(gradients("xla"), gradients("recurrent"), strict=True):
+        assert relative_error(x, y) < 1e-5

@@ -98,7 +98,8 @@ def transitions(
     q, k = (x.astype(dtype)[:, :, None] for x in (q, k))
     identity = jnp.eye(size, dtype=dtype)
     system = identity + jnp.tril(beta[..., None] * of_keys, -1)
-    inner = _inverse(system) * beta[..., None, :]
+    # Of one token it would not depend on what vmap maps, though its derivative would: JAX refuses that.
+    inner = (_inverse(system) if size > 1 else identity) * beta[..., None, :]
 
     def product(x, y):
         return dot("...ts,...sk->...tk", x.astype(stored), y, precision)
