@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loglinear_jax.files import why_not_local
+from loglinear_jax.files import existing_part, why_not_local
 from loglinear_jax.settings import INT32_MAX, did_you_mean
 
 # Exit codes, beside 0: done.
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
         return namespace, rest
 
     def _print_message(self, message, file=None):
-        print(message, end="", file=file, flush=True)  # argparse goes on where help can't be printed
+        print(message, end="", file=file, flush=True)  # argparse itself passes over a print that fails
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
@@ -200,7 +200,7 @@ def check_can_be_made(path: Path, name: str) -> None:
     nothing."""
     if path.is_file():
         raise BadInput(f"{name}: {path} is a file, expected a folder")
-    check_writable(next(folder for folder in (path, *path.parents) if os.path.lexists(folder)), name)
+    check_writable(existing_part(path), name)
 
 
 def check_folder(path: Path, name: str) -> None:

@@ -32,6 +32,11 @@ def why_not_local(path: str | os.PathLike) -> str | None:
     return None
 
 
+def existing_part(path: Path) -> Path:
+    """The path, or the nearest of the folders above it that exists; also a link to nothing."""
+    return next(part for part in (path, *path.parents) if os.path.lexists(part))
+
+
 def to_disk(file: IO) -> None:
     """Returns when what was written is on disk."""
     file.flush()

@@ -85,7 +85,7 @@ _PLAIN = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str}  # w
 
 
 def is_of(value: Any, kind: type) -> bool:
-    """Whether a value is an int, float, bool or str, as settings have them: NumPy's numbers count; a bool is no number."""
+    """Whether a value is an int, float, bool or str, as settings have them: NumPy's numbers count; a bool is not one."""
     return isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)
 
 

@@ -18,6 +18,8 @@ from loglinear_jax.modules import Dense, Embed, RMSNorm, is_one_token_on_gpu, sw
 from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
 from loglinear_jax.settings import SettingError, other_default, setting
 
+# The parameters, by path, that are matrices [inputs, outputs] of a product.
+MATRICES = re.compile(r"head|layer_\d+/(mixer/)?\w+_proj/kernel")
 REMAT_POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")
 REMAT = ("none", "block", *REMAT_POLICIES)
 
@@ -176,7 +178,7 @@ class LanguageModel(nn.Module):
     settings: LanguageSettings
 
     # The parameters, by path, that are rounded to settings.dtype wherever they are read: not those of λ, norms and decays.
-    ROUNDED = re.compile(r"head|embed/embedding|layer_\d+/(mixer/)?\w+_proj/kernel")
+    ROUNDED = re.compile(MATRICES.pattern + "|embed/embedding")
 
     def setup(self):
         m = self.settings

@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
-from loglinear_jax.models.language import LanguageModel
+from loglinear_jax.models.language import MATRICES, LanguageModel
 from loglinear_jax.models.own import OwnSettings
 
 
@@ -63,8 +63,6 @@ def flat_params(model: LanguageModel, params: Any) -> dict[str, Any]:
 
 # What a step of decoding rounds to the model's dtype: the convolution too, which a kernel reads in float32.
 ROUNDED = re.compile(LanguageModel.ROUNDED.pattern + r"|layer_\d+/(mixer/)?conv/\w+")
-# Matrices [inputs, outputs] of a product.
-MATRICES = re.compile(r"head|layer_\d+/(mixer/)?\w+_proj/kernel")
 
 
 def decoding_weights(model: LanguageModel, params: Any) -> dict[str, Array]:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, config_differences, read_config, variant_config, variant_names, with_none
-from loglinear_jax.files import local_path
+from loglinear_jax.files import existing_part, local_path
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
 from loglinear_jax.runs.writing import (
@@ -214,9 +214,8 @@ class RunFolder:
         return found
 
     def _check_path(self, variants: Sequence[str]) -> None:
-        there = next(path for path in (self.path, *self.path.parents) if os.path.lexists(path))
-        if not there.is_dir():
-            raise ConfigError(f"workdir {self.path}: {there} is no folder, expected one")
+        if not (there := existing_part(self.path)).is_dir():
+            raise ConfigError(f"workdir {self.path}: {there} is not a folder, expected one")
         for what, name in [("workdir", str(self.path)), *(("the variant", name) for name in variants)]:
             if set(name) & set("[]\\"):  # Orbax loses arrays there, without an error
                 raise ConfigError(

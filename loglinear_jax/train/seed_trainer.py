@@ -242,9 +242,11 @@ class SeedTrainer:
         rounded = getattr(self.model, "ROUNDED", None)
 
         def boxed(path, x, axis):
+            if axis < 0:
+                return x
             name = jax.tree_util.keystr(path, simple=True, separator="/").removeprefix("params/")
             dtype = self.model.settings.dtype if rounded and rounded.fullmatch(name) else None
-            return x if axis < 0 else Part(x, axis, dtype)
+            return Part(x, axis, dtype)
 
         return jax.tree_util.tree_map_with_path(boxed, params, self.cut)
 

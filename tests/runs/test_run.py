@@ -201,4 +201,4 @@ def test_what_is_no_folder_is_refused_before_training(name, train, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     code, _, err = train(tmp_path / name)
-    assert code == 2 and err.endswith(f"{tmp_path / name.partition('/')[0]} is no folder, expected one\n")
+    assert code == 2 and err.endswith(f"{tmp_path / name.partition('/')[0]} is not a folder, expected one\n")

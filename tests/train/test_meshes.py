@@ -156,11 +156,15 @@ NAMES = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 COLLECTIVE = re.compile(rf"= \(?(.*?)\)? ({NAMES})(?:-start)?\(")
 
 
+def lowered(many):
+    """A step, as JAX gives it to XLA."""
+    step = jax.jit(lambda state, data: many.train_steps(state, data, 1))
+    return step.lower(many.abstract_state(), {"batches": many.place("batches", batches(1))})
+
+
 def collectives(many):
     """The collectives of a step, each by its name with the sizes of all that it gives."""
-    data = {"batches": many.place("batches", batches(1))}
-    step = jax.jit(lambda state, data: many.train_steps(state, data, 1))
-    text = step.lower(many.abstract_state(), data).compile().as_text()
+    text = lowered(many).compile().as_text()
     found = {}
     for shapes, name in COLLECTIVE.findall(text):
         for dimensions in re.findall(r"\w\d+\[([\d,]*)\]", shapes):
@@ -196,20 +200,15 @@ def test_what_is_sent_of_parameters():
     assert list(sent) == ["all-reduce"]  # of small gradients, the loss, how many tokens are scored, and the norm
     assert sent["all-reduce"] == sorted([1] * 3 + [size for size in sizes if size < 4096])
 
-    again = lowered(many_of(fsdp=4, remat="block"))
+    again = lowered(many_of(fsdp=4, remat="block")).as_text()
     assert again.count("stablehlo.all_gather") == 2 * 5 + 2
-
-
-def lowered(many):
-    step = jax.jit(lambda state, data: many.train_steps(state, data, 1))
-    return step.lower(many.abstract_state(), {"batches": many.place("batches", batches(1))}).as_text()
 
 
 @pytest.mark.slow
 def test_parameters_that_are_rounded_where_they_are_read_are_sent_so(monkeypatch):
     """The convolution's, which a kernel reads in float32, are not, and no gradient is."""
     model = dict(dtype="bfloat16", conv_width=8, key_dim=256, layers=2)
-    text = lowered(many_of(fsdp=4, **model))
+    text = lowered(many_of(fsdp=4, **model)).as_text()
     ends = r'".*?-> tensor<[\dx]*x(\w+)>'
     gathered, summed = (re.findall(name + ends, text, re.S) for name in ("all_gather", "reduce_scatter"))
     assert sorted(gathered) == 12 * ["bf16"] + 2 * ["f32"] and summed == 14 * ["f32"]

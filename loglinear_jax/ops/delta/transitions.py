@@ -98,8 +98,7 @@ def transitions(
     q, k = (x.astype(dtype)[:, :, None] for x in (q, k))
     identity = jnp.eye(size, dtype=dtype)
     system = identity + jnp.tril(beta[..., None] * of_keys, -1)
-    # Of one token it would not depend on what vmap maps, though its derivative would: JAX refuses that.
-    inner = (_inverse(system) if size > 1 else identity) * beta[..., None, :]
+    inner = _inverse(system) * beta[..., None, :]
 
     def product(x, y):
         return dot("...ts,...sk->...tk", x.astype(stored), y, precision)
@@ -122,7 +121,8 @@ def _inverse(system: Float[Array, "*N C C"]) -> Float[Array, "*N C C"]:
     *batch, size, _ = system.shape
     whole = 1 << (size - 1).bit_length()
     system = jnp.pad(system, [(0, 0)] * len(batch) + [(0, whole - size)] * 2)
-    inverse = jnp.ones((*batch, whole, 1, 1), system.dtype)
+    # Ones, but not as a constant: what vmap maps has to be mapped in a matrix of one element, too, as in its derivative.
+    inverse = jnp.diagonal(system, axis1=-2, axis2=-1)[..., None, None]
     for block in (1 << i for i in range((size - 1).bit_length())):
         pairs = whole // (2 * block)
         tiles = system.reshape(*batch, pairs, 2, block, pairs, 2, block)[..., :, 1, :, :, 0, :]
