@@ -90,7 +90,7 @@ def _of_others(args: argparse.Namespace, model: str, stops: bool) -> Trained:
     given = "--model" if hasattr(args, "model") else "MODEL"  # which evaluate has
     for name in ("variant", "model_seed"):
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name} is of a run, and has no meaning with {given} {model}")
+            raise BadInput(f"--{name} is for a run, but {given} {model} is not the folder of one")
     try:
         folder, root = find_folder(model)
         settings, params = load_model(folder, dtype="bfloat16" if runs_on_gpu() else "float32")

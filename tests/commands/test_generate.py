@@ -127,7 +127,7 @@ def test_a_tokenizer_that_is_too_small_is_told_and_its_ids_alone_are_taken(folde
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model={folder}", "--variant=x"], "--variant is of a run, and has no meaning with --model"),
+        (["--model={folder}", "--variant=x"], "--variant is for a run, but --model"),
         (["--workdir={folder}", "--go_on"], "--go_on is of a --model: a run's text has no end"),
         (["--model={folder}/config.json"], "--model: .*config.json is not a folder: expected one with config.json, or"),
         (
