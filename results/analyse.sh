@@ -46,4 +46,5 @@ documents() {
 }
 
 documents books books-pair runs/books-pair '0 1 2 3 4 5 6 7'
+documents books books-time runs/books-time '0 1 2 3 4 5 6 7'
 documents books books-controls 'runs/books-fixed runs/books-wide' '0 1 2'
