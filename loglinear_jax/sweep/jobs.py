@@ -99,13 +99,11 @@ class Jobs(abc.ABC):
         return ended
 
     def _set_outcome(self, tracked: Tracked, job: submitit.Job) -> None:
-        """The state of a cell whose job has ended: by the exit code of run.py if there is one, and by the workdir."""
-        code = None
-        if job.paths.result_pickle.exists():
-            try:
-                code = job.result()
-            except UncompletedJobError:  # a bug, whose traceback is in the log
-                code = FAILED
+        """The state of a cell whose job has ended: by the exit codes of its tasks where they have one, and by the workdir."""
+        tasks = [job.task(number) for number in range(job.num_tasks)]
+        # Where one fails, the others are ended without a code.
+        last = {None: 1, INTERRUPTED: 2, 0: 3}
+        code, task = min(((_exit_code(task), task) for task in tasks), key=lambda ended: last.get(ended[0], 0))
         tracked.look(tracked.of.read_summary())
         if code == 0:
             tracked.state = State.FINISHED
@@ -114,7 +112,11 @@ class Jobs(abc.ABC):
         elif code is None and not self.stopping:
             self._was_killed(tracked, job)
         elif code not in (None, INTERRUPTED):
-            tracked.state, tracked.why = State.FAILED, _last_line(job.paths.stderr)
+            tracked.state, tracked.why, tracked.log = (
+                State.FAILED,
+                _last_line(task.paths.stderr),
+                Path(task.paths.stderr),
+            )
 
     def _was_killed(self, tracked: Tracked, job: submitit.Job) -> None:
         """Has the variant started again, MOST_RESTARTS times at most, and not if SLURM was asked to end it."""
@@ -237,6 +239,16 @@ class SlurmJobs(Jobs):
 
     def _end(self, job: submitit.Job) -> None:
         job.cancel(check=False)  # what runs then has SLURM's KillWait to save
+
+
+def _exit_code(task: submitit.Job) -> int | None:
+    """That of run.py; None if its process ended without one."""
+    if not task.paths.result_pickle.exists():
+        return None
+    try:
+        return task.result()
+    except UncompletedJobError:  # a bug, whose traceback is in the log
+        return FAILED
 
 
 def _last_line(log: Path) -> str:

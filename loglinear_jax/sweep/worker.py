@@ -23,7 +23,8 @@ LONGEST_GRACE_SECONDS = 600
 
 @dataclasses.dataclass
 class Worker:
-    """Trains a variant in a process of its own and returns the exit code of the command.
+    """Trains a variant in a process of its own and returns the exit code of the command. The tasks of a job under SLURM, where
+    there are several, train it together.
 
     train: the command, a function of its arguments. environment: variables to set, such as the GPU's. stopped: a file
     that is there once the sweep is stopped, for a variant that was too young then to hear a signal.
@@ -48,7 +49,8 @@ class Worker:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # before and after training, as Ctrl-C
         if self.stopped.exists():
             return INTERRUPTED
-        code = self.train(self.arguments)
+        together = ["--distributed"] if submitit.JobEnvironment().num_tasks > 1 else []
+        code = self.train([*self.arguments, *together])
         signal.signal(preemption, put_back)
         if code == INTERRUPTED and preempted:
             put_back(preemption, None)  # submitit's own: calls `checkpoint`, and ends this process

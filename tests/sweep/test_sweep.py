@@ -295,6 +295,56 @@ def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     assert (slurm / "scancel.log").read_text(encoding="utf-8").split() == ["12_0", "12_2"]
 
 
+TWO_TASKS = "--cluster=slurm", "--slurm=nodes=2"
+
+
+@pytest.mark.parametrize(
+    ("codes", "state", "why"),
+    [
+        ((0, 0), State.FINISHED, ""),
+        ((None, 1), State.FAILED, "run.py: no memory"),
+        ((None, 0), State.NOT_STARTED, "its process ended without a word (FAILED): was it killed? It is started again"),
+        ((130, 130), State.NOT_STARTED, ""),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_variant_that_several_tasks_train(codes, state, why, tmp_path, slurm, monkeypatch):
+    made = []
+    monkeypatch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append((cells, jobs)) or True)
+    sweep(grid_file(tmp_path, "short"), *TWO_TASKS)
+    (((tracked,), jobs),) = made
+    jobs.start()
+    [(_, job)] = jobs.running.values()
+    for number, code in enumerate(codes):
+        if code is not None:
+            job.task(number).paths.result_pickle.write_bytes(pickle.dumps(("success", code)))
+        job.task(number).paths.stderr.write_text(f"run.py: {'no memory' * number}\n", encoding="utf-8")
+    monkeypatch.setattr(submitit.SlurmJob, "done", lambda job: True)
+    monkeypatch.setattr(submitit.SlurmJob, "state", "FAILED")
+    assert jobs.poll() == [tracked] and tracked.state is state and tracked.why.startswith(why)
+    assert state is not State.FAILED or tracked.log == job.task(1).paths.stderr
+
+
+@pytest.mark.slow
+def test_two_tasks_train_one_variant(tmp_path, slurm, monkeypatch):
+    """As srun starts them, on a device each."""
+    made = []
+    with monkeypatch.context() as patch:
+        patch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append((cells, jobs)) or True)
+        sweep(grid_file(tmp_path, "short"), *TWO_TASKS)
+    (((tracked,), jobs),) = made
+    jobs.start()
+    job = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "12", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2"}
+    job |= {"SLURM_JOB_NODELIST": "localhost", "SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0"}
+    command = [sys.executable, "-m", "submitit.core._submit", str(jobs.logs)]
+    places = [{"SLURM_PROCID": str(number), "SLURM_NODEID": str(number)} for number in range(2)]
+    processes = [subprocess.Popen(command, env=os.environ | job | place, cwd=ROOT) for place in places]
+    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    assert jobs.poll() == [tracked] and tracked.state is State.FINISHED
+    outcome = read_json(tmp_path, "runs", "short", "summary.json")["variants"]["linear"]
+    assert outcome["last_step"] == STEPS["short"]
+    assert starts(tmp_path / "runs" / "short") == [0]
+
+
 def test_each_worker_has_a_gpu_and_shares_it_if_there_are_more(tmp_path, monkeypatch):
     """Of each process the GPU, and which part of its memory."""
     for name in MEMORY_VARIABLES:

@@ -141,6 +141,14 @@ def test_a_run_goes_on_over_other_devices(run, corpus, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_eight_devices_give_the_curve_of_four(run, corpus, tmp_path):
+    """Two along each of the axes data, fsdp and sequence."""
+    over = "--config.train.fsdp_devices=2", "--config.train.sequence_devices=2", "--config.train.num_seeds=1"
+    finish(start(tmp_path / "eight", *corpus, *over, devices=8))
+    np.testing.assert_allclose(curves(tmp_path / "eight"), curves(run[0])[..., :1], rtol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [(), ("--config.train.fsdp_devices=2", "--config.train.sequence_devices=2")], ids=str)
 def test_two_processes_give_the_curve_of_one(over, run, corpus, tmp_path):
     """One seed, shared out by its batch, or each with a half of its parameters and two devices for each sequence. (By seed:
