@@ -109,11 +109,12 @@ def moved_bytes(preset: dict, length: int) -> tuple[int, int]:
 
 class Peer(NamedTuple):
     """What is timed. call: of the arrays of `draw_inputs` but the cotangent; None of flash-linear-attention, which is in torch.
-    chunked: whether it takes a chunk_size. delta: whether it is of the delta rule."""
+    chunked: whether it takes a chunk_size. delta: whether it is of the delta rule. ours: whether it takes segment_ids."""
 
     call: Callable | None
     chunked: bool = False
     delta: bool = False
+    ours: bool = False
 
 
 def _flash(q, k, v, log_decay, lam):
@@ -150,12 +151,12 @@ def _gated_delta(q, k, v, log_decay, lam, beta, **settings):
 
 
 def _of_form(call: Callable, form: str | None, delta: bool = False) -> Peer:
-    return Peer(functools.partial(call, implementation=form), form not in ("parallel", "recurrent"), delta)
+    return Peer(functools.partial(call, implementation=form), form not in ("parallel", "recurrent"), delta, ours=True)
 
 
 PEERS = {
     "flash": Peer(_flash),
-    "gated_linear": Peer(_gated_linear, True),
+    "gated_linear": Peer(_gated_linear, True, ours=True),
     "jla": Peer(functools.partial(_jla, "scalar_gate", "simple_gla")),
     "triton": Peer(_triton),
     "fla": Peer(None),
@@ -171,9 +172,18 @@ PEERS = {
 DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
 
 
-def time_jax(name: str, preset: dict, length: int, repeats: int = 10, devices: int = 1) -> dict[str, Any]:
+def _packed(function, ids, *arrays, **settings):
+    """The barrier keeps XLA from computing with the ids before the call."""
+    return function(*arrays, segment_ids=jax.lax.optimization_barrier(ids), **settings)
+
+
+def time_jax(
+    name: str, preset: dict, length: int, repeats: int = 10, devices: int = 1, documents: int = 1
+) -> dict[str, Any]:
     """forward_ms and both_ms of a peer in JAX; on one device also forward_bytes and both_bytes. On several, the sequence of
     `length` tokens in all is cut over them. A preset's chunk_size, if it has one, is for the peers that are chunked.
+
+    documents: how many documents of equal length each sequence is packed of, for our own peers.
 
     Raises Skip if it can't be timed here.
     """
@@ -182,6 +192,9 @@ def time_jax(name: str, preset: dict, length: int, repeats: int = 10, devices: i
     function = PEERS[name].call
     if (chunk_size := preset.get("chunk_size")) and PEERS[name].chunked:
         function = functools.partial(function, chunk_size=chunk_size)
+    if documents > 1:
+        ids = jnp.broadcast_to(jnp.arange(length) * documents // length, (preset["batch"], length))
+        function = functools.partial(_packed, function, ids)
     first = draw_inputs(preset, length, 0)
     sets = min(max(-(-ROTATED_BYTES // sum(x.nbytes for x in first)), 2), MAX_SETS)
     inputs = [first, *(draw_inputs(preset, length, seed) for seed in range(1, sets))]
@@ -260,22 +273,25 @@ def time_fla(preset: dict, length: int, repeats: int = 10) -> dict[str, Any]:
 
 
 def measure_peers(
-    record: measure.Record, preset: dict, lengths: list[int], peers: list[str], repeats: int = 10
+    record: measure.Record, preset: dict, lengths: list[int], peers: list[str], repeats: int = 10, documents: int = 1
 ) -> bool:
-    """Adds a row "attention" to the record for each peer and length; whether all went well. What cannot run is left out, and
-    the reason printed; all went well if that was only what `Skip` says."""
+    """Adds a row "attention" to the record for each peer and length, and another of packed documents for ours; whether all went
+    well. What cannot run is left out, and the reason printed; all went well if that was only what `Skip` says."""
     well = True
-    for length, peer in itertools.product(lengths, peers):
+    for length, peer, packed in itertools.product(lengths, peers, sorted({1, documents})):
+        if packed > 1 and not PEERS[peer].ours:
+            continue
+        label = f"{peer}, {packed} documents" if packed > 1 else peer
         try:
             of_peer = (preset, length, repeats)
-            found = time_fla(*of_peer) if PEERS[peer].call is None else time_jax(peer, *of_peer)
-            record.add("attention", peer=peer, T=length, **found)
+            found = time_fla(*of_peer) if PEERS[peer].call is None else time_jax(peer, *of_peer, documents=packed)
+            record.add("attention", peer=label, T=length, **found)
         except Exception as reason:  # out of memory, a compiler of the peer's: the others are still measured
             if not isinstance(reason, Skip):
                 if not _of_peer(reason):
                     raise
                 well = False
-            print(f"T={length} {peer}: not measured, {first_line(reason)[:200]}", flush=True)
+            print(f"T={length} {label}: not measured, {first_line(reason)[:200]}", flush=True)
         gc.collect()
     return well
 
@@ -301,6 +317,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("repeats", 10, "timed repeats, of which the median counts", type=size)
     help_of_chunks = "tokens a chunk, a power of two, of the peers with chunks (default: what they choose)"
     parser.add_argument("--chunk_size", type=power_of_two, help=help_of_chunks)
+    help_of_documents = "also times our own with so many documents packed into each sequence (default: no)"
+    parser.add_argument("--documents", type=size, default=1, help=help_of_documents)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -313,7 +331,7 @@ def run(args: argparse.Namespace) -> int:
         expected = f"expected some of {', '.join(of_preset)}"
         raise BadInput(f"--peers: {wrong[0]} is not a peer of --preset={args.preset}: {expected}")
     record = measure.Record(args, **preset)
-    well = measure_peers(record, preset, lengths, peers, args.repeats)
+    well = measure_peers(record, preset, lengths, peers, args.repeats, args.documents)
     shape = "B={batch} H={heads} G={groups} K={key_dim} V={value_dim} {dtype}".format(**preset)
     memory = record.by(
         "attention", "peer", "T", lambda row: f"{row['forward_bytes'] / MIB:.3g} / {row['both_bytes'] / MIB:.3g}"

@@ -26,15 +26,16 @@ def new_record():
 @pytest.mark.parametrize(("delta", "runs", "lacks"), [(False, "xla", "flash"), (True, "log_linear_delta", "jla_delta")])
 def test_what_can_run_is_measured_and_the_rest_named(delta, runs, lacks, capsys):
     record = new_record()
-    assert attention.measure_peers(record, SMALL | {"delta": delta}, [32], [runs, lacks], repeats=1)
-    [found] = record.values["attention"]
-    assert found["peer"] == runs and found["forward_ms"] > 0 and found["both_bytes"] > 0
+    assert attention.measure_peers(record, SMALL | {"delta": delta}, [32], [runs, lacks], repeats=1, documents=3)
+    found = record.values["attention"]
+    assert [row["peer"] for row in found] == [runs, f"{runs}, 3 documents"]
+    assert all(row["forward_ms"] > 0 and row["both_bytes"] > 0 for row in found)
     assert f"T=32 {lacks}: not measured, " in capsys.readouterr().out
 
 
 def test_the_command_records_its_default_peers_and_the_copy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measure, "copy_bandwidth", lambda: 4e12)
-    monkeypatch.setattr(attention, "time_jax", lambda *arguments: TIMES)
+    monkeypatch.setattr(attention, "time_jax", lambda *arguments, documents: TIMES)
     assert main(["benchmark", "attention", "--lengths=256,32", f"--output={tmp_path / 'bench.json'}"]) == 0
     out = capsys.readouterr().out
     assert "copy 4.00 TB/s" in out and [line.split("|")[2].strip() for line in out.splitlines()[-2:]] == ["1 / 2"] * 2
@@ -73,7 +74,7 @@ def test_kernels_need_a_gpu(capsys):
 
 
 def test_a_peer_that_fails_is_left_out_and_that_is_told_but_not_a_bug(monkeypatch, capsys):
-    def fail(*arguments):
+    def fail(*arguments, documents):
         raise errors.pop()
 
     errors = [ValueError("a bug"), UnsupportedError("memory"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")]
