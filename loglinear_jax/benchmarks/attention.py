@@ -172,9 +172,9 @@ PEERS = {
 DEFAULT_PEERS, DEFAULT_PEERS_OF_DELTA = ("xla", "parallel"), ("log_linear_delta", "gated_delta")
 
 
-def _packed(function, ids, *arrays, **settings):
+def _packed(function, ids, *arrays):
     """The barrier keeps XLA from computing with the ids before the call."""
-    return function(*arrays, segment_ids=jax.lax.optimization_barrier(ids), **settings)
+    return function(*arrays, segment_ids=jax.lax.optimization_barrier(ids))
 
 
 def time_jax(
@@ -193,7 +193,7 @@ def time_jax(
     if (chunk_size := preset.get("chunk_size")) and PEERS[name].chunked:
         function = functools.partial(function, chunk_size=chunk_size)
     if documents > 1:
-        ids = jnp.broadcast_to(jnp.arange(length) * documents // length, (preset["batch"], length))
+        ids = np.broadcast_to((np.arange(length) * documents // length).astype(np.int32), (preset["batch"], length))
         function = functools.partial(_packed, function, ids)
     first = draw_inputs(preset, length, 0)
     sets = min(max(-(-ROTATED_BYTES // sum(x.nbytes for x in first)), 2), MAX_SETS)
