@@ -296,7 +296,7 @@ def recall_hits() -> None:
         style.label_panel(axis, title, f"{x}, from", 10)
         axis.grid(axis="y", color="0.9")
     axes[0, 0].set_ylabel("difference from one state (nats)")
-    message = "7 % more steps gain what levels gain over one state: recall of near and rare bigrams (means, seeds)"
+    message = "7 % more steps bring about half of what levels gain in recall of near and rare bigrams (means, seeds)"
     save(figure, message, "books/recall-hits", handles)
 
 
