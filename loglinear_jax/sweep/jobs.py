@@ -112,11 +112,8 @@ class Jobs(abc.ABC):
         elif code is None and not self.stopping:
             self._was_killed(tracked, job)
         elif code not in (None, INTERRUPTED):
-            tracked.state, tracked.why, tracked.log = (
-                State.FAILED,
-                _last_line(task.paths.stderr),
-                Path(task.paths.stderr),
-            )
+            tracked.log = Path(task.paths.stderr)
+            tracked.state, tracked.why = State.FAILED, _last_line(tracked.log)
 
     def _was_killed(self, tracked: Tracked, job: submitit.Job) -> None:
         """Has the variant started again, MOST_RESTARTS times at most, and not if SLURM was asked to end it."""
