@@ -239,7 +239,7 @@ class SlurmJobs(Jobs):
 
 
 def _exit_code(task: submitit.Job) -> int | None:
-    """That of run.py; None if its process ended without one."""
+    """The exit code of run.py in this task, or None if the task's process ended without one."""
     if not task.paths.result_pickle.exists():
         return None
     try:

@@ -257,14 +257,20 @@ def slurm(tmp_path, monkeypatch):
     return commands
 
 
+def jobs_of(grid, *arguments):
+    """(The cells, their jobs) of a sweep that is stopped before it starts any."""
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append((cells, jobs)) or True)
+        assert sweep(grid, *arguments) == 130
+    return made[0]
+
+
 def test_slurm_gets_an_array_with_its_parameters(tmp_path, slurm, monkeypatch):
     """And the end of a cell is read from what submitit leaves; what is stopped is cancelled."""
     grid, runs = grid_file(tmp_path, "short-a", "short-b", "short-c"), tmp_path / "runs"
     arguments = ["--cluster=slurm", "--partition=gpu", "--time=240", "--gpus=2", "--workers=2", "--slurm=account=ours"]
-    made = []
-    monkeypatch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append((cells, jobs)) or True)
-    assert sweep(grid, *arguments) == 130
-    ((cells, jobs),) = made
+    cells, jobs = jobs_of(grid, *arguments)
     assert jobs.start() == cells and not jobs.waiting
     (script,) = jobs.logs.glob("*_submission.sh")
     flags = set(re.findall(r"^#SBATCH --(.*)$", script.read_text(encoding="utf-8"), re.MULTILINE))
@@ -308,10 +314,7 @@ TWO_TASKS = "--cluster=slurm", "--slurm=nodes=2"
     ],
 )  # fmt: skip
 def test_the_end_of_a_variant_that_several_tasks_train(codes, state, why, tmp_path, slurm, monkeypatch):
-    made = []
-    monkeypatch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append((cells, jobs)) or True)
-    sweep(grid_file(tmp_path, "short"), *TWO_TASKS)
-    (((tracked,), jobs),) = made
+    (tracked,), jobs = jobs_of(grid_file(tmp_path, "short"), *TWO_TASKS)
     jobs.start()
     [(_, job)] = jobs.running.values()
     for number, code in enumerate(codes):
@@ -325,13 +328,9 @@ def test_the_end_of_a_variant_that_several_tasks_train(codes, state, why, tmp_pa
 
 
 @pytest.mark.slow
-def test_two_tasks_train_one_variant(tmp_path, slurm, monkeypatch):
+def test_two_tasks_train_one_variant(tmp_path, slurm):
     """As srun starts them, on a device each."""
-    made = []
-    with monkeypatch.context() as patch:
-        patch.setattr("loglinear_jax.sweep.jobs.supervise", lambda cells, jobs: made.append((cells, jobs)) or True)
-        sweep(grid_file(tmp_path, "short"), *TWO_TASKS)
-    (((tracked,), jobs),) = made
+    (tracked,), jobs = jobs_of(grid_file(tmp_path, "short"), *TWO_TASKS)
     jobs.start()
     job = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "12", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2"}
     job |= {"SLURM_JOB_NODELIST": "localhost", "SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0"}
