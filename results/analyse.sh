@@ -34,17 +34,17 @@ analyse wikitext2 wikitext2-content lengths --longest=4096
 
 # Losses of language models on the test documents, a row for each seed and group of tokens, a column for each variant.
 documents() {
-  local kept=results/$1/runs/$2-documents.csv name=$2 run seed out=runs/$2-documents
+  local kept=results/$1/runs/$2-documents.csv name=$2 run out=runs/$2-documents
   case $name in $only) ;; *) return 0 ;; esac
   [ -f "$kept" ] && return 0
   for run in $3; do [ -d "$run" ] || return 0; done
-  for seed in $4; do
-    # shellcheck disable=SC2086
-    loglinear_jax evaluate $3 --model_seed="$seed" --extend_lam --length=16384 --out="$out/$seed"
-  done
-  python results/documents.py "$kept" "$out"/*/documents.json
+  # shellcheck disable=SC2086
+  loglinear_jax evaluate $3 --model_seed="$4" --extend_lam --length=16384 --out="$out"
+  cp "$out/seeds.csv" "$kept"
 }
 
-documents books books-pair runs/books-pair '0 1 2 3 4 5 6 7'
-documents books books-time runs/books-time '0 1 2 3 4 5 6 7'
-documents books books-controls 'runs/books-fixed runs/books-wide' '0 1 2'
+documents books books-pair runs/books-pair all
+documents books books-time runs/books-time all
+documents books books-longer-seed0 runs/books-longer-seed0 all
+documents books books-longer-seed4 runs/books-longer-seed4 all
+documents books books-controls 'runs/books-fixed runs/books-wide' 0,1,2

@@ -267,7 +267,7 @@ def recall_hits() -> None:
             for line in csv.DictReader(file):
                 seed, measure, group, tokens = (line.pop(key) for key in ("seed", "measure", "group", "tokens"))
                 for model, loss in line.items() if int(tokens) >= 100 else ():
-                    model = longer if name == "time" else model
+                    model = longer if name == "time" else model.partition("+train.")[0]
                     losses.setdefault((measure, group), {}).setdefault(model, {})[seed] = float(loss)
     panels = {
         "by distance": ("tokens since the bigram's last occurrence", "loss on AR hits by distance"),

@@ -19,6 +19,7 @@ from loglinear_jax.statistics import (
     mean_difference,
     mean_interval,
     sign_flip,
+    student_interval,
     wilson_interval,
 )
 
@@ -50,6 +51,13 @@ def test_mean_difference_has_the_interval_of_the_mean():
     assert (low, high) == pytest.approx((mean - half, mean + half), abs=0.05)
     assert np.isnan(mean_difference(a[:9], b[:9])[1])  # too few
     assert mean_difference([2.0] * 10, [1.0] * 10) == (1.0, 1.0, 1.0)
+
+
+def test_student_interval():
+    """Of 1, 2, 3: t of 2 degrees of freedom is 4.30265 at 97.5 %, and the standard error 1 / sqrt(3)."""
+    assert student_interval([1, 2, 3]) == pytest.approx((2, 2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5))
+    assert student_interval([3.0])[0] == 3 and np.isnan(student_interval([3.0])[1:]).all()
+    assert np.isnan(student_interval([])).all()
 
 
 def test_no_seed_chooses_where_it_is_reported():

@@ -1,8 +1,9 @@
-"""Figures and tables of language models' scores on documents, which are compared document by document."""
+"""Figures and tables of language models' scores on documents, which are compared document by document, or seed by seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ def measure_table(measure: Measure, subject: str) -> Table:
         subject: what was evaluated, for the title.
 
     Returns:
-        A row for each group, with 95 % intervals over documents.
+        A row for each group, with 95 % intervals, over documents or, where a model has several, over seeds.
     """
     first, *others = measure.sums
     digits, rows = DIGITS[measure.unit], []
@@ -40,15 +41,38 @@ def measure_table(measure: Measure, subject: str) -> Table:
             row[f"{model} − {first}"] = with_interval(*difference, digits=digits, sign="+", name="difference")
         rows.append(row)
     note = f"Intervals: 95 % over documents, from {FEWEST_FOR_INTERVAL} documents on."
+    if (seeds := len(measure.sums[first])) > 1:
+        note = f"Means of {seeds} seeds. Intervals: 95 % over seeds (Student's t), for these documents."
     if others:
-        note += f" Differences are from {first}, paired by document."
+        note += f" Differences are from {first}, paired by {'document' if seeds == 1 else 'seed'}."
     return Table(f"{measure.name} ({measure.unit})", rows, note=note, of=subject)
+
+
+def seed_rows(measures: Sequence[Measure], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """List each model's mean loss or accuracy of each seed, in every group of every measure that has tokens.
+
+    Args:
+        measures: of the same models and documents.
+        seeds: those of `Measure.sums`.
+
+    Returns:
+        Rows with the columns seed, measure, group, tokens, and one for each model.
+    """
+    rows = []
+    for index, seed in enumerate(seeds):
+        for measure in measures:
+            counts = measure.counts.sum(axis=0)
+            for group in np.flatnonzero(counts):
+                about = dict(seed=seed, measure=measure.name, group=measure.groups[group], tokens=counts[group])
+                means = {model: x[index, :, group].sum() / counts[group] for model, x in measure.sums.items()}
+                rows.append(about | {model: f"{mean:.4f}" for model, mean in means.items()})
+    return rows
 
 
 def draw_measure(measure: Measure, subject: str) -> Figure:
     """Draw each model's mean in every group, and beside it the differences from the first model.
 
-    Groups in a grid (lengths and depths) are drawn as one. Shaded, or as bars: the 95 % interval over documents.
+    Groups in a grid (lengths and depths) are drawn as one. Shaded, or as bars: the 95 % interval of `measure_table`.
 
     Args:
         measure: sums and counts by document, group and model.

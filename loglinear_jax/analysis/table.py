@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from tabulate import tabulate
@@ -79,14 +79,19 @@ class Table:
         text = f"**{markdown(self.full_title)}**\n\n{self.text('github')}{note}\n"
         stem.with_suffix(".md").write_text(text, encoding="utf-8")
         with stem.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in self.raw for key in row)))
-            writer.writeheader()
-            writer.writerows(self.raw)
+            write_csv(file, self.raw)
         tex = self.text("latex_booktabs")
         for sign, command in LATEX.items():
             tex = tex.replace(sign, command)
         stem.with_suffix(".tex").write_text(f"% {' '.join(self.full_title.splitlines())}\n{tex}\n", encoding="utf-8")
         return [stem.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
+
+
+def write_csv(file: IO[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows, with the columns that any of them has."""
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def markdown(text: str) -> str:

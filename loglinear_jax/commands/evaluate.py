@@ -1,6 +1,7 @@
 """Loss of language models: compared document by document, or in the windows of a text.
 
 loglinear_jax evaluate runs/a runs/b --length=16384 --out=compared
+loglinear_jax evaluate runs/a --model_seed=all --out=seeds
 loglinear_jax evaluate hanguo/log-linear-attention/gdn hanguo/log-linear-attention/mamba-2 --corpus=books
 loglinear_jax evaluate runs/a runs/b --needle --lengths=1024,16384 --out=needle
 loglinear_jax evaluate hanguo/log-linear-attention/gdn --text=book.txt --length=16384 --out=book
@@ -48,10 +49,10 @@ TAKES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_of_models = (
         "folder of a run (all variants, or --variant), or an external checkpoint: a folder, or its name on the hub. "
-        "Several are compared with the first, document by document"
+        "Several are compared with the first, document by document, or seed by seed where there are several"
     )
     parser.add_argument("models", nargs="+", type=path_pattern, metavar="MODEL", help=help_of_models)
-    add_trained_arguments(parser)
+    add_trained_arguments(parser, several_seeds=True)
     of_lengths = ",".join(map(str, NEEDLE_LENGTHS))
     flags = {
         "corpus": "documents, of which the test split is read: a folder, a .jsonl file, or a data set on the Hugging Face hub "
@@ -107,7 +108,7 @@ def _documents(args: argparse.Namespace, models: Mapping[str, Trained], corpus: 
     numbers = range(len(corpus.starts["test"]) - 1)[: args.documents]
     documents = [_document(corpus, number, length) for number in numbers]
     subject = f"{len(documents):,} documents of the test split of {corpus.manifest['name']}, up to {length:,} tokens"
-    _show(args, _loss_measures(models, documents, corpus.train), subject, numbers, corpus.manifest)
+    _show(args, models, _loss_measures(models, documents, corpus.train), subject, numbers, corpus.manifest)
     return 0
 
 
@@ -128,9 +129,8 @@ def _text(args: argparse.Namespace, models: Mapping[str, Trained], text: str) ->
     # Each window predicts what follows the last; its own first token is the one that the window before predicted last.
     windows = [np.asarray(ids[i * length : (i + 1) * length + 1], np.int32) for i in range(num)]
     measures = _loss_measures(models, windows)
-    _show(
-        args, measures, f"{args.text.name}, {num} window(s) of {length:,} tokens", range(num), {"name": str(args.text)}
-    )
+    subject = f"{args.text.name}, {num} window(s) of {length:,} tokens"
+    _show(args, models, measures, subject, range(num), {"name": str(args.text)})
     for name in models:
         loss, low, high = measures[0].mean(name, 0)
         interval = f" [{np.exp(low):.2f}, {np.exp(high):.2f}]" if np.isfinite(low) else ""
@@ -145,8 +145,9 @@ def _loss_measures(models: Mapping[str, Trained], documents: Sequence[Any], trai
 
     losses: dict[str, Any] = {}
     for name, trained in models.items():
-        with progress_bar(name, sum(padded_lengths(documents)), unit="token", unit_scale=True) as bar:
-            losses[name] = document_losses(trained.model, trained.params, documents, bar.update)
+        every = _params_of_seeds(trained)
+        with progress_bar(name, len(every) * sum(padded_lengths(documents)), unit="token", unit_scale=True) as bar:
+            losses[name] = [document_losses(trained.model, params, documents, bar.update) for params in every]
     return loss_measures(documents, losses, train)
 
 
@@ -167,13 +168,15 @@ def _needle(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Cor
     ]
     scores: dict[str, Any] = {}
     for name, trained in models.items():
-        with progress_bar(
-            name, sum(one.windows[..., 1:].size for one in needles), unit="token", unit_scale=True
-        ) as bar:
-            scores[name] = [needle_scores(trained.model, trained.params, one, bar.update) for one in needles]
+        every = _params_of_seeds(trained)
+        tokens = len(every) * sum(one.windows[..., 1:].size for one in needles)
+        with progress_bar(name, tokens, unit="token", unit_scale=True) as bar:
+            scores[name] = [
+                [needle_scores(trained.model, params, one, bar.update) for one in needles] for params in every
+            ]
     measures = needle_measures(lengths, depths, numbers, [one.values for one in needles], scores)
     subject = f"a number in documents of the test split of {corpus.manifest['name']}"
-    _show(args, measures, subject, sorted(set().union(*numbers)), corpus.manifest)
+    _show(args, models, measures, subject, sorted(set().union(*numbers)), corpus.manifest)
     return 0
 
 
@@ -218,7 +221,16 @@ def _load_all(args: argparse.Namespace) -> dict[str, Trained]:
     for other, trained in others:
         if tokenizer_sha256(trained.tokenizer) != tokenizer_sha256(first.tokenizer):
             raise BadInput(f"{other} has another tokenizer than {name}: expected the same, as tokens are compared")
+        if list(trained.seeds) != list(first.seeds) and args.model_seed is not None:
+            raise BadInput(
+                f"--model_seed: {name} has seeds {list(first.seeds)} and {other} {list(trained.seeds)}: expected seeds that "
+                "both have, separated by commas"
+            )
     return found
+
+
+def _params_of_seeds(trained: Trained) -> list[Any]:
+    return list(trained.seeds.values()) or [trained.params]
 
 
 def _is_run(folder: Path) -> bool:
@@ -275,15 +287,17 @@ def _document(corpus: Corpus, number: int, length: int):
 
 def _show(
     args: argparse.Namespace,
+    models: Mapping[str, Trained],
     measures: Sequence[Measure],
     subject: str,
     numbers: Sequence[int],
     corpus: Mapping[str, Any],
 ) -> None:
-    """Prints the tables, and writes them with the figures and each document's sums if there is --out. numbers: of the documents
-    in their split."""
-    from loglinear_jax.analysis.documents import draw_measure, measure_table
+    """Prints the tables, and writes them with the figures, each document's sums and, of several seeds, each seed's means if
+    there is --out. numbers: of the documents in their split."""
+    from loglinear_jax.analysis.documents import draw_measure, measure_table, seed_rows
     from loglinear_jax.analysis.style import save
+    from loglinear_jax.analysis.table import write_csv
     from loglinear_jax.provenance import origin
     from loglinear_jax.runs.writing import replace_file, writing
 
@@ -294,7 +308,8 @@ def _show(
     if args.out is None:
         return
     check_folder(args.out, "--out")  # made only now, so that a bad corpus leaves no empty folder behind
-    record = origin(args.called) | {"subject": subject, "corpus": corpus, "measures": []}
+    seeds = {model: list(trained.seeds) for model, trained in models.items()}
+    record = origin(args.called) | {"subject": subject, "corpus": corpus, "seeds": seeds, "measures": []}
     for measure, table in zip(measures, tables, strict=True):
         stem = args.out / measure.name.replace(" ", "-")
         with writing(args.out):
@@ -304,11 +319,14 @@ def _show(
             {
                 "document": number,
                 "tokens": counts.tolist(),
-                "sums": {model: x[i].tolist() for model, x in measure.sums.items()},
+                "sums": {model: x[:, i].tolist() for model, x in measure.sums.items()},
             }
             for i, (number, counts) in enumerate(zip(numbers, measure.counts, strict=True))
         ]
         about = {"name": measure.name, "by": measure.by, "unit": measure.unit, "groups": list(measure.groups)}
         record["measures"].append(about | {"documents": rows})
     replace_file(args.out / "documents.json", lambda file: file.write(json.dumps(record) + "\n"))
+    of_first = next(iter(seeds.values()))
+    if len(of_first) > 1:
+        replace_file(args.out / "seeds.csv", lambda file: write_csv(file, seed_rows(measures, of_first)))
     print(f"Written to {args.out}")

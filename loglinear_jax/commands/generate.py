@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--go_on is of a --model: a run's text has no end")
 
     quiet_libraries()
-    model, params, tokenizer, _, ends, _ = load_trained(args, args.workdir, args.model, stops=not args.go_on)
+    model, params, tokenizer, _, ends, *_ = load_trained(args, args.workdir, args.model, stops=not args.go_on)
     stops = [*ends]
     if stop is not None:
         stops += (of_stop := tokenizer.encode(stop, add_special_tokens=False).ids)

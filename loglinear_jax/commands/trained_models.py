@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loglinear_jax.command_line import BadInput, whole_number
+from loglinear_jax.command_line import BadInput, comma_separated, whole_number
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from loglinear_jax.tasks import BaseTask
 
 log = logging.getLogger(__name__)
+ALL = "all"  # seeds of a run
 ENOUGH_IDS = 0.9  # of the vocabulary: embeddings have some rows more than tokenizers have ids, so that sizes are round
 
 
 class Trained(NamedTuple):
     """A language model, one seed's parameters, its tokenizer, where `load_tokenizer` finds that, the ids that end a text, where
-    they were asked for, and the task of a run."""
+    they were asked for; and of a run its task, and the parameters of all the seeds that were asked for."""
 
     model: LanguageModel
     params: Any
@@ -29,21 +31,33 @@ class Trained(NamedTuple):
     tokenizer_name: str
     stop_tokens: tuple[int, ...] = ()
     task: BaseTask | None = None
+    seeds: Mapping[int, Any] = {}
 
 
-def add_trained_arguments(parser: argparse.ArgumentParser) -> None:
+def add_trained_arguments(parser: argparse.ArgumentParser, several_seeds: bool = False) -> None:
     """What `load_trained` reads, beside the model."""
     help_of_tokenizer = "tokenizer of an external checkpoint without one: a folder, or a name on the hub"
     parser.add_argument("--tokenizer", help=help_of_tokenizer)
-    add_run_arguments(parser)
+    add_run_arguments(parser, several_seeds)
     help_of_lam = "go beyond the levels of λ: higher levels take the λ of the last one"
     parser.add_argument("--extend_lam", action="store_true", help=help_of_lam)
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser, several_seeds: bool = False) -> None:
     """What `trained_of_run` reads, beside the run."""
     parser.add_argument("--variant", help="variant of the run; needed if it has several")
-    parser.add_argument("--model_seed", type=whole_number, help="seed whose parameters are used (default: the first)")
+    help_of_seed = "seed whose parameters are used (default: the first)"
+    if several_seeds:
+        help_of_seed += "; or several, such as 0,1,2, or all: then means and intervals are over seeds"
+    parser.add_argument("--model_seed", type=_seeds if several_seeds else _seed, help=help_of_seed)
+
+
+def _seed(text: str) -> list[int]:
+    return [whole_number(text)]
+
+
+def _seeds(text: str) -> list[int] | str:
+    return text if text == ALL else comma_separated(whole_number)(text)
 
 
 def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, stops: bool = False) -> Trained:
@@ -74,10 +88,12 @@ def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
     if not isinstance(run.model, LanguageModel):
         raise BadInput(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
     tokenizer = load_tokenizer(str(run.workdir))
-    model_seed = run.seeds[0] if args.model_seed is None else args.model_seed
-    if model_seed not in run.seeds:
-        raise BadInput(f"--model_seed={model_seed} is not in this run, which has {run.seeds}")
-    return Trained(run.model, run.params(model_seed), tokenizer, str(run.workdir), task=run.task)
+    wanted = run.seeds[:1] if args.model_seed is None else run.seeds if args.model_seed == ALL else args.model_seed
+    for seed in wanted:
+        if seed not in run.seeds:
+            raise BadInput(f"--model_seed={seed} is not in this run, which has {run.seeds}")
+    seeds = {seed: run.params(seed) for seed in wanted}
+    return Trained(run.model, seeds[wanted[0]], tokenizer, str(run.workdir), task=run.task, seeds=seeds)
 
 
 def _of_others(args: argparse.Namespace, model: str, stops: bool) -> Trained:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from loglinear_jax.evaluate.windows import window_losses
 from loglinear_jax.models import LanguageModel
-from loglinear_jax.statistics import mean_interval
+from loglinear_jax.statistics import mean_interval, student_interval
 
 CHUNK = 1 << 22  # training tokens whose bigrams are sorted at a time
 LEAST_PADDED = 64  # tokens of a short document with its padding
@@ -24,11 +24,12 @@ Documents = Sequence[Int[np.ndarray, " S"]]
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """Scores of models on documents, whose tokens are in groups.
+    """Scores of models on documents, whose tokens are in groups. A model has the parameters of one seed or several.
 
     name: what is measured; by: what the groups are. groups: their names; middles: where each is on a logarithmic axis, None
-    for groups that have no order. counts: tokens of each document in each group. sums: of their scores, by model. unit: nats
-    of a loss, or % of an accuracy. grid: names of rows and columns, where groups are all their pairs, row by row.
+    for groups that have no order. counts: tokens of each document in each group. sums: of their scores, by model; all have
+    the same seeds. unit: nats of a loss, or % of an accuracy. grid: names of rows and columns, where groups are all their
+    pairs, row by row.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Measure:
     groups: Sequence[str]
     middles: Sequence[float] | None
     counts: Int[np.ndarray, "documents groups"]
-    sums: Mapping[str, Float[np.ndarray, "documents groups"]]
+    sums: Mapping[str, Float[np.ndarray, "seeds documents groups"]]
     unit: str = "nats"
     grid: tuple[Sequence[str], Sequence[str]] | None = None
 
@@ -46,9 +47,14 @@ class Measure:
         return {"nats": "loss", "%": "accuracy"}[self.unit]
 
     def mean(self, model: str, group: int, other: str | None = None) -> tuple[float, float, float]:
-        """`mean_of_tokens` of a model's scores, or of how much they are above those of another model."""
-        sums = self.sums[model][:, group]
-        return mean_of_tokens(sums if other is None else sums - self.sums[other][:, group], self.counts[:, group])
+        """Mean over tokens of a model's scores, or of how much they are above those of another model, with a 95 % interval
+        (mean, low, high): of one seed by `mean_of_tokens`, over documents; of several by `student_interval`, over the seeds."""
+        sums, counts = self.sums[model][:, :, group], self.counts[:, group]
+        if other is not None:
+            sums = sums - self.sums[other][:, :, group]
+        if len(sums) == 1:
+            return mean_of_tokens(sums[0], counts)
+        return student_interval(sums.sum(axis=1) / counts.sum()) if counts.any() else (np.nan,) * 3
 
 
 def mean_of_tokens(
@@ -127,14 +133,14 @@ def bigram_counts(tokens: Int[np.ndarray, " S"], wanted: Int[np.ndarray, " N"]) 
 
 def loss_measures(
     documents: Documents,
-    losses: Mapping[str, Sequence[Float[np.ndarray, " T"]]],
+    losses: Mapping[str, Sequence[Sequence[Float[np.ndarray, " T"]]]],
     train: Int[np.ndarray, " N"] | None = None,
 ) -> list[Measure]:
     """The losses of models on documents: of all tokens, AR hits and others; by position; and of AR hits by the distance of the
     bigram's last occurrence and by how often the training split has it.
 
-    losses: by model, as `document_losses`. train: the tokens of the training split, if there is one. A measure without tokens,
-    as where there is no AR hit, is left out.
+    losses: by model and seed, as `document_losses`. train: the tokens of the training split, if there is one. A measure
+    without tokens, as where there is no AR hit, is left out.
     """
     ends = np.cumsum([len(document) - 1 for document in documents])
     positions = np.concatenate([np.arange(1, len(document)) for document in documents])
@@ -160,12 +166,15 @@ def loss_measures(
         by = "occurrences of the bigram in the training split"
         groups = np.where(is_hit, number_of_digits, -1)
         each.append(("loss on AR hits by training frequency", by, _names(decades), None, groups))
-    every = {model: np.concatenate(of_model).astype(np.float64) for model, of_model in losses.items()}
+    every = {
+        model: np.array([np.concatenate(of_seed) for of_seed in of_model], np.float64)
+        for model, of_model in losses.items()
+    }
     document = np.repeat(np.arange(len(documents)), np.diff(ends, prepend=0))
     first, *others = [_measure(*of_measure, document, every) for of_measure in each]
 
     def with_all(x):
-        return np.concatenate([x.sum(axis=1, keepdims=True), x], axis=1)
+        return np.concatenate([x.sum(axis=-1, keepdims=True), x], axis=-1)
 
     sums = {model: with_all(x) for model, x in first.sums.items()}
     whole = dataclasses.replace(first, groups=["all", *first.groups], counts=with_all(first.counts), sums=sums)
@@ -173,14 +182,15 @@ def loss_measures(
 
 
 def _measure(name, by, groups, middles, group, document, losses) -> Measure:
-    """group, document: of each token; a group below 0 is none."""
+    """group, document: of each token; a group below 0 is none. losses [seeds, tokens], by model."""
     shape, inside = (document[-1] + 1, len(groups)), group >= 0
     at = (document * len(groups) + group)[inside]
 
     def summed(values):
         return np.bincount(at, None if values is None else values[inside], shape[0] * shape[1]).reshape(shape)
 
-    return Measure(name, by, groups, middles, summed(None), {model: summed(x) for model, x in losses.items()})
+    sums = {model: np.array([summed(of_seed) for of_seed in x]) for model, x in losses.items()}
+    return Measure(name, by, groups, middles, summed(None), sums)
 
 
 def _names(ranges: Sequence[tuple[int, int]]) -> list[str]:

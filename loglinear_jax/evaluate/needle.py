@@ -80,13 +80,13 @@ def needle_measures(
     depths: Sequence[float],
     numbers: Sequence[Sequence[int]],
     values: Sequence[Int[np.ndarray, " documents"]],
-    scores: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]],
+    scores: Mapping[str, Sequence[Sequence[tuple[np.ndarray, np.ndarray]]]],
 ) -> list[Measure]:
     """Loss of the value's tokens and greedy accuracy, by length, and by length and depth; a row for each number that any length
     has, in order.
 
-    numbers, values: of each length, its documents' numbers and their `Needles.values`. scores: by model, `needle_scores` of
-    each length.
+    numbers, values: of each length, its documents' numbers and their `Needles.values`. scores: by model and seed,
+    `needle_scores` of each length.
     """
     every = sorted({number for of_length in numbers for number in of_length})
     rows = [np.searchsorted(every, of_length) for of_length in numbers]
@@ -100,18 +100,24 @@ def needle_measures(
 
     losses = (
         placed([x[:, None] for x in values], int),
-        {model: placed([x for x, _ in each], float) for model, each in scores.items()},
+        {
+            model: np.array([placed([x for x, _ in each], float) for each in of_seeds])
+            for model, of_seeds in scores.items()
+        },
     )
     accuracies = (
         placed([1] * len(lengths), int),
-        {model: placed([100.0 * right for _, right in each], float) for model, each in scores.items()},
+        {
+            model: np.array([placed([100.0 * right for _, right in each], float) for each in of_seeds])
+            for model, of_seeds in scores.items()
+        },
     )
     grid = [f"{length:,}" for length in lengths], [f"{depth:g} %" for depth in depths]
     pairs = [f"{length}, {depth}" for length in grid[0] for depth in grid[1]]
     measures = []
     for name, unit, (counts, sums) in (("loss", "nats", losses), ("accuracy", "%", accuracies)):
-        by_length = {model: x.sum(axis=2) for model, x in sums.items()}
-        by_depth = {model: x.reshape(len(every), -1) for model, x in sums.items()}
+        by_length = {model: x.sum(axis=3) for model, x in sums.items()}
+        by_depth = {model: x.reshape(len(x), len(every), -1) for model, x in sums.items()}
         measures += [
             Measure(f"needle {name} by length", LENGTH, grid[0], lengths, counts.sum(axis=2), by_length, unit),
             Measure(

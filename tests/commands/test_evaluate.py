@@ -1,6 +1,7 @@
 """Perplexity of a text, and losses on documents, under models by the command line."""
 
 import argparse
+import csv
 import json
 import re
 from types import SimpleNamespace
@@ -36,7 +37,7 @@ def test_a_text_in_windows(files, tmp_path, capsys):
     settings, params = load_model(folder)
     windows = np.stack([ids[50 * i : 50 * i + 51] for i in range(5)])
     losses = window_losses(LanguageModel(settings), params, windows)
-    sums = [window["sums"][str(folder)][0] for window in whole["documents"]]
+    sums = [window["sums"][str(folder)][0][0] for window in whole["documents"]]
     np.testing.assert_allclose(sums, losses.sum(1), rtol=1e-5)
     assert position["groups"] == ["1", "2 – 3", "4 – 7", "8 – 15", "16 – 31", "32 – 50"]
     assert lines[-2] == f"Perplexity of {folder}: {np.exp(losses.mean()):.2f}"
@@ -64,7 +65,7 @@ def test_a_text_that_the_tokenizer_loses_is_refused(files, capsys):
 RUN = [
     "train", "--config=books:smoke", "--config.variants=linear,mixer=softmax", "--config.task.seq_len=32",
     *(f"--config.model.{name}" for name in ("hidden=16", "layers=1", "head_dim=8", "key_dim=8", "max_length=512")),
-    *(f"--config.train.{name}=2" for name in ("num_steps", "batch_size", "eval_every", "checkpoint_every")),
+    *(f"--config.train.{name}=2" for name in ("num_steps", "num_seeds", "batch_size", "eval_every", "checkpoint_every")),
     "--config.train.warmup_steps=1",
 ]  # fmt: skip
 RNG = np.random.default_rng(0)
@@ -104,9 +105,9 @@ def test_two_models_are_compared_document_by_document(models, books, tmp_path, c
     for model in models:
         settings, params = load_model(model)
         losses = window_losses(LanguageModel(settings), params, tokens[None])[0]
-        np.testing.assert_allclose(whole["documents"][7]["sums"][model][0], losses.sum(), rtol=1e-4)
-        np.testing.assert_allclose(position["documents"][7]["sums"][model][1], losses[1:3].sum(), rtol=1e-4)
-    differences = [np.subtract(*(one["sums"][model][0] for model in models[::-1])) for one in whole["documents"]]
+        np.testing.assert_allclose(whole["documents"][7]["sums"][model][0][0], losses.sum(), rtol=1e-4)
+        np.testing.assert_allclose(position["documents"][7]["sums"][model][0][1], losses[1:3].sum(), rtol=1e-4)
+    differences = [np.subtract(*(one["sums"][model][0][0] for model in models[::-1])) for one in whole["documents"]]
     expected = sum(differences) / sum(one["tokens"][0] for one in whole["documents"])
     printed = capsys.readouterr().out
     found = re.search(r"^all .*([+-]\d\.\d{3}) \[([+-]\d\.\d{3}), ([+-]\d\.\d{3})\]$", printed, re.MULTILINE)
@@ -131,7 +132,7 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     first, end = corpus.starts["test"][:2]
     losses = window_losses(run.model, run.params(0), corpus.test[first : end + 1].astype(np.int32)[None])
     assert document["sums"].keys() == {"linear", "mixer=softmax"}
-    assert document["sums"]["linear"][0] == pytest.approx(losses.sum(), rel=1e-3)
+    assert document["sums"]["linear"][0][0] == pytest.approx(losses.sum(), rel=1e-3)
     assert document["tokens"][0] == end - first
     assert main([*arguments, "--needle", "--lengths=128,200", "--depths=0,75"]) == 0
     record = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))
@@ -139,6 +140,19 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     assert loss["groups"] == ["128", "200"] and by_depth["groups"] == ["128, 0 %", "128, 75 %", "200, 0 %", "200, 75 %"]
     assert loss["documents"][0]["tokens"] == [14, 14] and accuracy["documents"][0]["tokens"] == [2, 2]
     assert (tmp_path / "out/needle-accuracy-by-length-and-depth.png").stat().st_size > 1000
+    assert not (tmp_path / "out/seeds.csv").exists()
+    assert main([*arguments, "--model_seed=all"]) == 0
+    record = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))
+    assert record["seeds"] == {"linear": [0, 1], "mixer=softmax": [0, 1]}
+    (of_seeds,) = record["measures"][0]["documents"]
+    assert of_seeds["sums"]["linear"][0] == pytest.approx(document["sums"]["linear"][0])
+    with (tmp_path / "out/seeds.csv").open(encoding="utf-8", newline="") as file:
+        every = {row["seed"]: row for row in csv.DictReader(file) if row["group"] == "all"}
+    of_second = window_losses(run.model, run.params(1), corpus.test[first : end + 1].astype(np.int32)[None]).mean()
+    assert every.keys() == {"0", "1"} and float(every["1"]["linear"]) == pytest.approx(of_second, abs=1e-3)
+    assert "95 % over seeds (Student's t)" in capsys.readouterr().out
+    assert main([*arguments, "--model_seed=0,9"]) == 2
+    assert "--model_seed=9 is not in this run, which has [0, 1]" in capsys.readouterr().err
     assert main([*arguments, "--variant=linear", "--length=600"]) == 2
     assert "600 tokens of a document, for linear: the model's λ, linear, has levels for 512" in capsys.readouterr().err
 
@@ -179,10 +193,10 @@ def test_a_variant_is_named_with_its_run_only_where_another_run_has_it(monkeypat
     monkeypatch.setattr("loglinear_jax.text.tokenizer.tokenizer_sha256", lambda tokenizer: "the same")
 
     def load(args, run, model):
-        return SimpleNamespace(of=(run and str(run), model, args.variant), tokenizer=None)
+        return SimpleNamespace(of=(run and str(run), model, args.variant), tokenizer=None, seeds={})
 
     monkeypatch.setattr(evaluate, "load_trained", load)
-    args = argparse.Namespace(models=["runs/a", "other/model", "runs/b"], variant=None)
+    args = argparse.Namespace(models=["runs/a", "other/model", "runs/b"], variant=None, model_seed=None)
     assert {name: trained.of for name, trained in evaluate._load_all(args).items()} == {
         "runs/a, fixed": ("runs/a", None, "fixed"),
         "content": ("runs/a", None, "content"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from loglinear_jax.analysis.documents import seed_rows
 from loglinear_jax.evaluate import documents
 from loglinear_jax.evaluate.documents import (
     bigram_counts,
@@ -20,7 +21,7 @@ from loglinear_jax.evaluate.documents import (
 )
 from loglinear_jax.evaluate.windows import window_losses
 from loglinear_jax.models import LanguageModel, LanguageSettings
-from loglinear_jax.statistics import mean_interval
+from loglinear_jax.statistics import mean_interval, student_interval
 
 RNG = np.random.default_rng(0)
 DOCUMENTS = [RNG.integers(0, 23, size).astype(np.int32) for size in (2, 31, 65, 66, 100, 7)]
@@ -39,19 +40,19 @@ def test_a_document_has_the_losses_that_it_has_alone():
 
 
 def test_every_token_is_in_its_group():
-    losses = {name: [RNG.exponential(size=len(document) - 1) for document in DOCUMENTS] for name in ("a", "b")}
+    losses = {name: [[RNG.exponential(size=len(document) - 1) for document in DOCUMENTS]] for name in ("a", "b")}
     train = RNG.integers(0, 23, 3000).astype(np.uint16)
     measures = {measure.name: measure for measure in loss_measures(DOCUMENTS, losses, train)}
     hits, position, distance, frequency = measures.values()
     own = [len(document) - 1 for document in DOCUMENTS]
-    every = [x.sum() for x in losses["b"]]
-    for counts, sums in ((position.counts, position.sums["b"]), (hits.counts[:, 1:], hits.sums["b"][:, 1:])):
+    every = [x.sum() for x in losses["b"][0]]
+    for counts, sums in ((position.counts, position.sums["b"][0]), (hits.counts[:, 1:], hits.sums["b"][0, :, 1:])):
         np.testing.assert_array_equal(counts.sum(1), own)
         np.testing.assert_allclose(sums.sum(1), every)
     np.testing.assert_array_equal(hits.counts[:, 0], own)
-    np.testing.assert_allclose(hits.sums["b"][:, 0], every)
+    np.testing.assert_allclose(hits.sums["b"][0, :, 0], every)
     assert position.groups == ["1", "2 – 3", "4 – 7", "8 – 15", "16 – 31", "32 – 63", "64 – 99"]
-    assert position.sums["a"][4, 1] == pytest.approx(losses["a"][4][1:3].sum())
+    assert position.sums["a"][0, 4, 1] == pytest.approx(losses["a"][0][4][1:3].sum())
 
     pairs = list(zip(train[:-1].tolist(), train[1:].tolist(), strict=True))
     for d, document in enumerate(DOCUMENTS):
@@ -69,9 +70,25 @@ def test_every_token_is_in_its_group():
     assert difference[0] == pytest.approx(hits.mean("b", 1)[0] - hits.mean("a", 1)[0])
 
 
+def test_of_several_seeds_intervals_are_over_seeds_and_differences_paired_by_seed():
+    of_seeds = RNG.normal(3.0, 1.0, (2, 4))  # by model and seed, of every token
+    losses = {
+        model: [[np.full(len(document) - 1, loss) for document in DOCUMENTS] for loss in of_model]
+        for model, of_model in zip("ab", of_seeds, strict=True)
+    }
+    position = loss_measures(DOCUMENTS, losses)[1]
+    for group in range(len(position.groups)):
+        np.testing.assert_allclose(position.mean("b", group), student_interval(of_seeds[1]))
+        np.testing.assert_allclose(position.mean("b", group, "a"), student_interval(of_seeds[1] - of_seeds[0]))
+    rows = seed_rows([position], [5, 6, 7, 8])
+    assert [row["seed"] for row in rows[:: len(position.groups)]] == [5, 6, 7, 8]
+    assert sum(row["tokens"] for row in rows) == 4 * sum(len(document) - 1 for document in DOCUMENTS)
+    assert {row["a"] for row in rows if row["seed"] == 7} == {f"{of_seeds[0, 2]:.4f}"}
+
+
 def test_measures_of_ar_hits_are_left_out_where_there_are_none():
     distinct = [np.arange(size, dtype=np.int32) for size in (2, 5)]
-    losses = {"a": [np.ones(len(document) - 1) for document in distinct]}
+    losses = {"a": [[np.ones(len(document) - 1) for document in distinct]]}
     names = ["loss on AR hits and on the rest", "loss by position"]
     assert [measure.name for measure in loss_measures(distinct, losses, distinct[0])] == names
 

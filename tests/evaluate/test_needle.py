@@ -61,7 +61,7 @@ def test_the_value_alone_is_scored(monkeypatch):
 def test_lengths_with_different_documents_are_put_together():
     rng, numbers, values = np.random.default_rng(0), [[1, 4, 6], [4, 9]], [np.array([7, 6, 5]), np.array([6, 3])]
     scores = [(rng.random((len(n), 2)), rng.random((len(n), 2)) < 0.5) for n in numbers]
-    measures = {one.name: one for one in needle_measures([128, 256], [0, 50], numbers, values, {"a": scores})}
+    measures = {one.name: one for one in needle_measures([128, 256], [0, 50], numbers, values, {"a": [scores]})}
     loss, accuracy = measures["needle loss by length"], measures["needle accuracy by length and depth"]
     np.testing.assert_array_equal(loss.counts, [[14, 0], [12, 12], [10, 0], [0, 6]])
     for length, (sums, right) in enumerate(scores):
