@@ -38,6 +38,7 @@ def test_tables_of_runs_of_every_task(tmp_path, monkeypatch, blank_figures):
     assert len(list((tmp_path / "out").glob("by-setting-*.md"))) == len(names) - 2
 
 
+@pytest.mark.slow
 def test_everything_is_drawn_and_shown(report):
     assert report.problems == []
     for stem in (

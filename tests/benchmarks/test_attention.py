@@ -46,6 +46,7 @@ def test_the_command_records_its_default_peers_and_the_copy(tmp_path, monkeypatc
     assert record["attention"][:-2] == rows and [row["peer"] for row in record["attention"][-2:]] == ["copy"] * 2
 
 
+@pytest.mark.slow
 def test_the_mixer_runs_with_every_lam_and_the_command_says_where_it_comes_from(tmp_path, monkeypatch, capsys):
     timed = []
     monkeypatch.setattr(measure, "median_ms", lambda thunk, calls: timed.append(thunk()) or 2.5)

@@ -14,6 +14,7 @@ SMALL += [f"--config.train.{name}" for name in ("batch_size=2", "num_train=4", "
 SMALL += ["--config.train.steps_per_dispatch=3", "--config.train.eval_every=50"]
 
 
+@pytest.mark.slow
 def test_a_step_and_an_evaluation_are_timed_apart(monkeypatch):
     steps, replicas = [], []
     train_steps = training.ManySeeds.train_steps

@@ -27,18 +27,20 @@ def made(form, levels=6):
 @pytest.mark.parametrize("form", LENGTH + HARMLESS)
 def test_lam_is_finite_of_each_token_and_all_its_parameters_learn(form):
     module, arguments = made(form)
-    lam, params = module.init_with_output(jax.random.key(0), *arguments)
+    lam, params = jax.jit(module.init_with_output)(jax.random.key(0), *arguments)
     assert lam.shape == (1, 4, 2, 6)
     if form.startswith("TopTied"):
         np.testing.assert_array_equal(lam[..., 3:], np.broadcast_to(lam[..., 2:3], lam[..., 3:].shape))
     weights = np.random.default_rng(1).normal(size=lam.shape)
 
-    def loss(params):
+    @jax.jit
+    @jax.grad
+    def gradients(params):
         return jnp.sum(jnp.square(module.apply(params, *arguments)) * weights)
 
     # A first step moves what starts at 0 and stops others' gradients.
-    moved = jax.tree.map(lambda x, g: x - 0.01 * g, params, jax.grad(loss)(params))
-    for path, grad in jax.tree_util.tree_leaves_with_path(jax.grad(loss)(moved)):
+    moved = jax.tree.map(lambda x, g: x - 0.01 * g, params, gradients(params))
+    for path, grad in jax.tree_util.tree_leaves_with_path(gradients(moved)):
         assert np.isfinite(grad).all() and np.any(grad), path
 
 

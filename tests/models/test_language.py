@@ -194,6 +194,7 @@ def gradients_of(remat):
     return jax.grad(lambda p: model.apply(p, TOKENS, targets, method="summed_loss")), params
 
 
+@pytest.mark.slow
 def test_a_policy_says_which_products_are_computed_again_and_gradients_are_the_same():
     """Those with batch dimensions are the attention's."""
     gradients = [

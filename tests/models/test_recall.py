@@ -71,11 +71,12 @@ def test_logits_are_causal_and_every_parameter_learns(settings):
         assert np.abs(grad).max() > 0, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         {"norm": "pre", "conv_width": 4},
-        pytest.param({"mixer": "log_linear_delta", "lam": "content"}, marks=pytest.mark.slow),
+        {"mixer": "log_linear_delta", "lam": "content"},
         {"mixer": "softmax,gated_linear", "qk_norm": True},
     ],
     ids=str,
@@ -260,9 +261,9 @@ def test_the_delta_rule_takes_the_form_that_is_asked_for():
     logits = {}
     for implementation, scans in (("recurrent", True), ("parallel", False)):
         model, _ = build(mixer="gated_delta", implementation=implementation)
-        params = model.init(jax.random.key(1), TOKENS)
+        params = jax.jit(model.init)(jax.random.key(1), TOKENS)
         assert ("scan" in str(jax.make_jaxpr(model.apply)(params, TOKENS))) == scans
-        logits[implementation] = model.apply(params, TOKENS)
+        logits[implementation] = jax.jit(model.apply)(params, TOKENS)
     np.testing.assert_allclose(logits["recurrent"], logits["parallel"], atol=1e-5)
 
 

@@ -250,6 +250,7 @@ def test_no_solver_of_a_library_is_called(operation, implementation):
     assert "triangular" not in text and "custom_call" not in text
 
 
+@pytest.mark.slow
 def test_rows_at_positions_of_their_own_are_mapped_over_seeds():
     """A vmap of a vmap of lax.cond, which maps the constants of the kernels' functions, too."""
     inputs = [jnp.stack([x, -x]) for x in random_inputs(0, 2, 16, 1, 1, 16, 16, 8, np.float32)[:3]]
@@ -270,6 +271,7 @@ def test_rows_at_positions_of_their_own_are_mapped_over_seeds():
             assert relative_error(x, y) < 1e-5
 
 
+@pytest.mark.slow
 def test_one_token_of_the_delta_rule_in_rows_at_positions_of_their_own_has_gradients():
     """Its matrix depends on nothing, and so is not mapped over the rows, as its derivative is."""
     q, k, v, log_decay, lam = random_inputs(0, 2, 1, 1, 2, 3, 5, 3, np.float32)

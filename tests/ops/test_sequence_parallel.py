@@ -66,8 +66,17 @@ def segments_of(batch, length):
     return jnp.asarray(np.stack(rows[:batch]), jnp.int32)
 
 
-@pytest.mark.parametrize("segmented", [False, True], ids=["whole", "segments"])
-@pytest.mark.parametrize("form", CASES)
+def of_segments(case):
+    """The case of a form, of packs; slow but for one form."""
+    (form,) = case.values
+    return pytest.param(form, True, id=f"{case.id}-segments", marks=() if form is LOG_LINEAR_XLA else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("form", "segmented"),
+    [pytest.param(*case.values, False, id=f"{case.id}-whole", marks=case.marks) for case in CASES]
+    + [of_segments(case) for case in CASES],
+)
 def test_as_on_one_device(form, segmented):
     """Forward one all-gather, of a state for each head, and of segments the last id of the piece before. Backward one
     reduce-scatter, and nothing else of either. Softmax attention gathers keys, values and ids."""
@@ -193,7 +202,7 @@ def test_softmax_attention_reaches_into_earlier_pieces(monkeypatch):
         arrays = (*form.operation.inputs(0, 3, 32, 2, 4, 6, 5), segments_of(3, 32))
         for window, ids in ((None, arrays[-1]), (None, None), (11, arrays[-1]), (5, arrays[-1]), (8, None)):
             monkeypatch.setattr(parallel, "QUERIES_AT_ONCE", 32)
-            expected = form.operation.function(*arrays[:-1], segment_ids=ids, window=window)
+            expected = jax.jit(functools.partial(form.operation.function, window=window))(*arrays[:-1], segment_ids=ids)
             monkeypatch.setattr(parallel, "QUERIES_AT_ONCE", 3)
             attend = jax.jit(over_pieces(form, window=window))
             assert relative_error(attend(*arrays[:-1], ids), expected) < form.tolerance

@@ -392,7 +392,7 @@ def test_values_and_gradients(name, shape):
 
 
 @pytest.mark.parametrize("mode", LOWER)
-@pytest.mark.parametrize("name", [slow(name, unless=name in ("attention", "delta_chunks")) for name in TABLE])
+@pytest.mark.parametrize("name", [slow(name, unless=name == "attention") for name in TABLE])
 def test_lower_precision(name, mode):
     if mode not in TABLE[name].modes:
         pytest.skip("not one of its precisions")
@@ -614,8 +614,10 @@ def test_steps_of_rows_at_positions_of_their_own():
     levels, *inputs = kernel.inputs(shape)
     position = jnp.arange(3)
     found = jax.jit(pallas_kernels.fenwick_step)(levels, position, *inputs)
-    mapped = jax.vmap(lambda *x: pallas_kernels.fenwick_step(*(y[None] for y in x)))(levels, position, *inputs)
-    out, state = recurrent.step(FenwickState(levels, position), *inputs, precision="highest")
+    of_row = lambda *x: pallas_kernels.fenwick_step(*(y[None] for y in x))  # noqa: E731
+    mapped = jax.jit(jax.vmap(of_row))(levels, position, *inputs)
+    step = jax.jit(functools.partial(recurrent.step, precision="highest"))
+    out, state = step(FenwickState(levels, position), *inputs)
     for result, of_row, expected in zip(found, mapped, (out, state.levels), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(of_row[:, 0], expected, rtol=1e-5, atol=1e-5)

@@ -90,6 +90,7 @@ def test_what_is_no_extension_is_refused_by_field(tmp_path, monkeypatch, before,
         train(tmp_path, *(f"--config.train.{change}" for change in after))
 
 
+@pytest.mark.slow
 def test_no_seeds_are_added_while_others_are_trained(tmp_path):
     train(tmp_path)
     (tmp_path / "linear" / "outcome.json").unlink()

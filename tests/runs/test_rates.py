@@ -100,6 +100,7 @@ def test_what_one_program_trains():
     assert together(missing(config(RATES, "--config.train.rates_at_once=1"))) == VARIANTS[:1]
 
 
+@pytest.mark.slow
 def test_half_of_the_rates_are_trained_at_a_time_where_memory_runs_out(tmp_path, monkeypatch):
     sizes, train = [], loop.Program.run
 

@@ -162,7 +162,7 @@ def test_four_devices_give_what_one_gives():
     assert device_mesh(6, devices=CPUS).size == 3 and device_mesh(5, devices=CPUS).size == 1
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("what", ["loss", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_a_seed_that_diverges_is_frozen_and_the_others_go_on(what):
     """One seed's loss becomes nan from its third batch on, or its gradient does while the loss stays finite."""
     before, _, _, data = train([0, 1, 2], periods=(2,))
@@ -453,7 +453,8 @@ def test_weight_decay_reaches_matrices_but_not_lambda(lam):
     model = RecallModel(dataclasses.replace(MODEL.settings, lam=lam, lam_head_slope=0.0 if lam == "content" else 1.0))
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
     optimizer = make_optimizer(dataclasses.replace(SETTINGS, weight_decay=0.1, learning_rate=0.5))
-    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    gradients, state = jax.tree.map(jnp.zeros_like, params), jax.jit(optimizer.init)(params)
+    updates, _ = jax.jit(optimizer.update)(gradients, state, params)
     paths = jax.tree_util.tree_leaves_with_path(updates)
     for (path, update), value in zip(paths, jax.tree.leaves(params), strict=True):
         path = jax.tree_util.keystr(path)
@@ -483,7 +484,10 @@ def first_position_model(number, **settings):
     return RecallModel(dataclasses.replace(MODEL.settings, **settings))
 
 
-@pytest.mark.parametrize(("mixer", "lam"), [("log_linear", "fixed"), ("log_linear_delta", "content_mlp")])
+@pytest.mark.parametrize(
+    ("mixer", "lam"),
+    [("log_linear", "fixed"), pytest.param("log_linear_delta", "content_mlp", marks=pytest.mark.slow)],
+)
 def test_random_first_positions_train_the_levels_that_no_sequence_from_0_reaches(mixer, lam):
     """Of 16 tokens from 0, the queries, which stand at even positions, read levels 0 and 2 to 4. Evaluation reads no others."""
     batch = jax.jit(TASK.sample, static_argnums=1)(jax.random.key(1), 32)

@@ -140,6 +140,7 @@ def test_a_checkpoint_goes_on_over_other_devices(tmp_path):
 # --- What lies where, and what is sent ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_large_parameters_and_their_moments_are_cut():
     many = many_of(fsdp=4)
     state = many.init(many.seeds)
@@ -173,6 +174,7 @@ def collectives(many):
     return found
 
 
+@pytest.mark.slow
 def test_what_is_sent_of_sequences():
     """For each layer one all-gather, of a state for each head and how much is left of it, and for the gradient one
     reduce-scatter; and what the convolution reads of the piece before. Of the rest sums alone: gradients and the loss."""
