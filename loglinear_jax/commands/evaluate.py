@@ -49,7 +49,7 @@ TAKES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_of_models = (
         "folder of a run (all variants, or --variant), or an external checkpoint: a folder, or its name on the hub. "
-        "Several are compared with the first, document by document, or seed by seed where there are several"
+        "Several are compared with the first, document by document or, with several seeds, seed by seed"
     )
     parser.add_argument("models", nargs="+", type=path_pattern, metavar="MODEL", help=help_of_models)
     add_trained_arguments(parser, several_seeds=True)
@@ -140,20 +140,24 @@ def _text(args: argparse.Namespace, models: Mapping[str, Trained], text: str) ->
 
 
 def _loss_measures(models: Mapping[str, Trained], documents: Sequence[Any], train: Any = None) -> list[Measure]:
+    from loglinear_jax.config import naming
     from loglinear_jax.evaluate.documents import document_losses, loss_measures, padded_lengths
     from loglinear_jax.progress import progress_bar
 
     losses: dict[str, Any] = {}
     for name, trained in models.items():
-        every = _params_of_seeds(trained)
+        every, losses[name] = _by_seed(name, trained), []
         with progress_bar(name, len(every) * sum(padded_lengths(documents)), unit="token", unit_scale=True) as bar:
-            losses[name] = [document_losses(trained.model, params, documents, bar.update) for params in every]
+            for of_seed, params in every.items():
+                with naming(f"{of_seed}: "):
+                    losses[name].append(document_losses(trained.model, params, documents, bar.update))
     return loss_measures(documents, losses, train)
 
 
 def _needle(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Corpus) -> int:
     import numpy as np
 
+    from loglinear_jax.config import naming
     from loglinear_jax.evaluate.needle import hide_needles, needle_measures, needle_scores
     from loglinear_jax.progress import progress_bar
 
@@ -168,12 +172,12 @@ def _needle(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Cor
     ]
     scores: dict[str, Any] = {}
     for name, trained in models.items():
-        every = _params_of_seeds(trained)
+        every, scores[name] = _by_seed(name, trained), []
         tokens = len(every) * sum(one.windows[..., 1:].size for one in needles)
         with progress_bar(name, tokens, unit="token", unit_scale=True) as bar:
-            scores[name] = [
-                [needle_scores(trained.model, params, one, bar.update) for one in needles] for params in every
-            ]
+            for of_seed, params in every.items():
+                with naming(f"{of_seed}: "):
+                    scores[name].append([needle_scores(trained.model, params, one, bar.update) for one in needles])
     measures = needle_measures(lengths, depths, numbers, [one.values for one in needles], scores)
     subject = f"a number in documents of the test split of {corpus.manifest['name']}"
     _show(args, models, measures, subject, sorted(set().union(*numbers)), corpus.manifest)
@@ -229,8 +233,9 @@ def _load_all(args: argparse.Namespace) -> dict[str, Trained]:
     return found
 
 
-def _params_of_seeds(trained: Trained) -> list[Any]:
-    return list(trained.seeds.values()) or [trained.params]
+def _by_seed(name: str, trained: Trained) -> dict[str, Any]:
+    """Parameters by what they are called: the model, and of a run the seed."""
+    return {f"{name}, seed {seed}": params for seed, params in trained.seeds.items()} or {name: trained.params}
 
 
 def _is_run(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -155,6 +156,13 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     assert "--model_seed=9 is not in this run, which has [0, 1]" in capsys.readouterr().err
     assert main([*arguments, "--variant=linear", "--length=600"]) == 2
     assert "600 tokens of a document, for linear: the model's λ, linear, has levels for 512" in capsys.readouterr().err
+
+    def window_losses_of_nan(model, params, windows, tick):
+        return window_losses(model, jax.tree.map(lambda x: x * np.nan, params), windows, tick)
+
+    monkeypatch.setattr("loglinear_jax.evaluate.documents.window_losses", window_losses_of_nan)
+    assert main([*arguments, "--model_seed=1"]) == 2
+    assert "linear, seed 1: params give losses that are not finite" in capsys.readouterr().err.splitlines()[-1]
 
 
 CORPUS = ["--corpus={books}", "--end_token=w18"]
