@@ -42,7 +42,9 @@ def measure_table(measure: Measure, subject: str) -> Table:
         rows.append(row)
     note = f"Intervals: 95 % over documents, from {FEWEST_FOR_INTERVAL} documents on."
     if (seeds := len(measure.sums[first])) > 1:
-        note = f"Means of {seeds} seeds. Intervals: 95 % over seeds (Student's t), for these documents."
+        note = f"Means of {seeds} seeds."
+        if measure.unit == "nats":
+            note += " Intervals: 95 % over seeds (Student's t), for these documents."
     if others:
         note += f" Differences are from {first}, paired by {'document' if seeds == 1 else 'seed'}."
     return Table(f"{measure.name} ({measure.unit})", rows, note=note, of=subject)

@@ -89,7 +89,7 @@ class Table:
 
 def write_csv(file: IO[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows, with the columns that any of them has."""
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "lengths": f"lengths of a document with --needle, in tokens (default: of {of_lengths} the ones that a document has, "
         "and a model's λ has levels for)",
         "depths": "places of the sentence with --needle, in %% of the document (default: 0,25,50,75,100)",
-        "out": "folder for tables, figures and every document's losses as JSON",
+        "out": "folder for tables, figures, every document's losses as JSON and, of runs, every seed's means as seeds.csv",
     }
     types = {"text": path, "out": path, "lengths": comma_separated(size), "depths": comma_separated(_percent)}
     types |= dict.fromkeys(("documents", "length", "windows"), size)
@@ -134,7 +134,8 @@ def _text(args: argparse.Namespace, models: Mapping[str, Trained], text: str) ->
     for name in models:
         loss, low, high = measures[0].mean(name, 0)
         interval = f" [{np.exp(low):.2f}, {np.exp(high):.2f}]" if np.isfinite(low) else ""
-        print(f"Perplexity of {name}: {np.exp(loss):.2f}{interval}")
+        seeds = f", of the mean loss of {len(models[name].seeds)} seeds" if len(models[name].seeds) > 1 else ""
+        print(f"Perplexity of {name}{seeds}: {np.exp(loss):.2f}{interval}")
     print(f"{num * length:,} of the text's {len(ids) - 1:,} tokens after the first were predicted")
     return 0
 
@@ -226,9 +227,10 @@ def _load_all(args: argparse.Namespace) -> dict[str, Trained]:
         if tokenizer_sha256(trained.tokenizer) != tokenizer_sha256(first.tokenizer):
             raise BadInput(f"{other} has another tokenizer than {name}: expected the same, as tokens are compared")
         if list(trained.seeds) != list(first.seeds) and args.model_seed is not None:
+            both = ",".join(str(seed) for seed in first.seeds if seed in trained.seeds)
             raise BadInput(
-                f"--model_seed: {name} has seeds {list(first.seeds)} and {other} {list(trained.seeds)}: expected seeds that "
-                "both have, separated by commas"
+                f"--model_seed: {name} has seeds {list(first.seeds)} and {other} {list(trained.seeds)}: "
+                + (f"expected --model_seed={both}, which both have" if both else "expected runs of the same seeds")
             )
     return found
 
@@ -298,8 +300,8 @@ def _show(
     numbers: Sequence[int],
     corpus: Mapping[str, Any],
 ) -> None:
-    """Prints the tables, and writes them with the figures, each document's sums and, of several seeds, each seed's means if
-    there is --out. numbers: of the documents in their split."""
+    """Prints the tables, and writes them with the figures, each document's sums and, of runs, each seed's means if there is
+    --out. numbers: of the documents in their split."""
     from loglinear_jax.analysis.documents import draw_measure, measure_table, seed_rows
     from loglinear_jax.analysis.style import save
     from loglinear_jax.analysis.table import write_csv
@@ -331,7 +333,6 @@ def _show(
         about = {"name": measure.name, "by": measure.by, "unit": measure.unit, "groups": list(measure.groups)}
         record["measures"].append(about | {"documents": rows})
     replace_file(args.out / "documents.json", lambda file: file.write(json.dumps(record) + "\n"))
-    of_first = next(iter(seeds.values()))
-    if len(of_first) > 1:
+    if all((of_first := next(iter(seeds.values()))) == of_model and of_model for of_model in seeds.values()):
         replace_file(args.out / "seeds.csv", lambda file: write_csv(file, seed_rows(measures, of_first)))
     print(f"Written to {args.out}")

@@ -57,7 +57,11 @@ def _seed(text: str) -> list[int]:
 
 
 def _seeds(text: str) -> list[int] | str:
-    return text if text == ALL else comma_separated(whole_number)(text)
+    try:
+        return text if text == ALL else comma_separated(whole_number)(text)
+    except argparse.ArgumentTypeError:
+        expected = f"expected {ALL}, or whole numbers separated by commas"
+        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}") from None
 
 
 def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, stops: bool = False) -> Trained:
@@ -80,6 +84,8 @@ def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, 
 
 def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
     """By --variant and --model_seed. Raises what `load_trained` raises."""
+    import numpy as np
+
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run
     from loglinear_jax.text import load_tokenizer
@@ -88,7 +94,13 @@ def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
     if not isinstance(run.model, LanguageModel):
         raise BadInput(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
     tokenizer = load_tokenizer(str(run.workdir))
-    wanted = run.seeds[:1] if args.model_seed is None else run.seeds if args.model_seed == ALL else args.model_seed
+    wanted = run.seeds[:1] if args.model_seed is None else args.model_seed
+    if wanted == ALL:
+        wanted = [seed for seed, loss in zip(run.seeds, run.best_loss, strict=True) if np.isfinite(loss)]
+        if untrained := sorted({*run.seeds} - {*wanted}):
+            log.warning("%s: seeds %s have no finite validation loss and are left out", run.variant, untrained)
+        if not wanted:
+            raise BadInput(f"{run.workdir}: no seed of {run.variant} has a finite validation loss")
     for seed in wanted:
         if seed not in run.seeds:
             raise BadInput(f"--model_seed={seed} is not in this run, which has {run.seeds}")

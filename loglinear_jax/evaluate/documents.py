@@ -48,13 +48,17 @@ class Measure:
 
     def mean(self, model: str, group: int, other: str | None = None) -> tuple[float, float, float]:
         """Mean over tokens of a model's scores, or of how much they are above those of another model, with a 95 % interval
-        (mean, low, high): of one seed by `mean_of_tokens`, over documents; of several by `student_interval`, over the seeds."""
+        (mean, low, high): of one seed by `mean_of_tokens`, over documents; of losses of several by `student_interval`, over
+        the seeds. Accuracies of several have none (nan), as they end at 0 and 100 %."""
         sums, counts = self.sums[model][:, :, group], self.counts[:, group]
         if other is not None:
             sums = sums - self.sums[other][:, :, group]
         if len(sums) == 1:
             return mean_of_tokens(sums[0], counts)
-        return student_interval(sums.sum(axis=1) / counts.sum()) if counts.any() else (np.nan,) * 3
+        if not counts.any():
+            return np.nan, np.nan, np.nan
+        means = sums.sum(axis=1) / counts.sum()
+        return student_interval(means) if self.unit == "nats" else (float(means.mean()), np.nan, np.nan)
 
 
 def mean_of_tokens(

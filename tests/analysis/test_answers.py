@@ -22,9 +22,10 @@ from tests.analysis.made_runs import made_run, made_variant
 @pytest.mark.parametrize(("seq_len", "pairs", "level"), [(128, 1, 7), (128, 32, 7), (512, 128, 9)])
 def test_in_the_paper_s_mqar_one_level_holds_every_answer(seq_len, pairs, level):
     """Of any number of pairs: also by the places alone, of any value and any query. There level 1 is empty."""
-    shares = answer_levels(load_task("mqar", seq_len=seq_len, num_pairs=pairs, vocab_size=260), num=16)
+    task = load_task("mqar", seq_len=seq_len, num_pairs=pairs, vocab_size=260)
+    shares = answer_levels(task, num=16)
     np.testing.assert_array_equal(shares, np.arange(level + 1) == level)
-    queries, values = np.arange(seq_len - 2 * pairs, seq_len, 2), np.arange(1, 2 * pairs, 2)
+    queries, values = np.arange(seq_len)[task.scored], np.arange(1, 2 * pairs, 2)
     assert set(fenwick_level(queries[:, None], values).ravel()) == {level}
     assert not occupied_levels(queries, level + 1)[:, 1].any()
 

@@ -95,7 +95,6 @@ def test_a_figure_fits_its_column(draw, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_figures_of_the_report_fit(report):
     assert len(report.figures) == 7 and not any(map(misfits, report.figures.values()))
 

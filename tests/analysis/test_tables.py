@@ -195,6 +195,15 @@ def test_a_seed_that_is_not_finite_is_counted_and_left_out():
     table = dependence_table({"linear": dict.fromkeys(flags, good)}, {"linear": flags}, "test accuracy", "λ")
     assert [row["seeds"] for row in table.rows] == ["all (3)", "converged (2)", "others (1)"]
     assert table.note.endswith("Converged: test accuracy of at least 90 %.")
+    # Level 1 of one head is larger than any other, but level 2 is on average over both; level 0 is never used.
+    moved = good | {name: np.zeros((1, 2, 3)) for name in ("std", "min", "max", "role_share")}
+    moved |= dict(
+        mean=np.array([[[np.nan, 5.0, 4.0], [np.nan, 1.0, 4.0]]]),
+        role_mean=np.zeros((2, 1, 2, 3)),
+        entropy=np.ones((1, 2)),
+    )
+    table = dependence_table({"linear": {3: good, 4: good, 5: moved}}, {"linear": flags}, "test accuracy", "λ")
+    assert table.rows[0]["level of the largest mean (seeds)"] == "layer 2: 0 (2), 2 (1)"
 
 
 def test_tables_show_the_test_where_all_runs_have_one_and_say_so(tmp_path):

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import dataclasses
 import json
 import re
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from loglinear_jax.command_line import BadInput
 from loglinear_jax.commands import evaluate
 from loglinear_jax.commands.main import main
 from loglinear_jax.evaluate import window_losses
@@ -141,7 +143,6 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     assert loss["groups"] == ["128", "200"] and by_depth["groups"] == ["128, 0 %", "128, 75 %", "200, 0 %", "200, 75 %"]
     assert loss["documents"][0]["tokens"] == [14, 14] and accuracy["documents"][0]["tokens"] == [2, 2]
     assert (tmp_path / "out/needle-accuracy-by-length-and-depth.png").stat().st_size > 1000
-    assert not (tmp_path / "out/seeds.csv").exists()
     assert main([*arguments, "--model_seed=all"]) == 0
     record = json.loads((tmp_path / "out/documents.json").read_text(encoding="utf-8"))
     assert record["seeds"] == {"linear": [0, 1], "mixer=softmax": [0, 1]}
@@ -152,8 +153,18 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     of_second = window_losses(run.model, run.params(1), corpus.test[first : end + 1].astype(np.int32)[None]).mean()
     assert every.keys() == {"0", "1"} and float(every["1"]["linear"]) == pytest.approx(of_second, abs=1e-3)
     assert "95 % over seeds (Student's t)" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        second_untrained = dataclasses.replace(run, best_loss=np.array([3.0, np.nan]))
+        patch.setattr("loglinear_jax.runs.loading.load_run", lambda *_: second_untrained)
+        assert main([*arguments, "--model_seed=all", "--variant=linear"]) == 0
+    assert "seeds [1] have no finite validation loss and are left out" in capsys.readouterr().err
+    with (tmp_path / "out/seeds.csv").open(encoding="utf-8", newline="") as file:
+        assert {row["seed"] for row in csv.DictReader(file)} == {"0"}
     assert main([*arguments, "--model_seed=0,9"]) == 2
     assert "--model_seed=9 is not in this run, which has [0, 1]" in capsys.readouterr().err
+    assert main([*arguments, "--model_seed=0-7"]) == 2
+    expected = "--model_seed: expected all, or whole numbers separated by commas, got '0-7'"
+    assert expected in capsys.readouterr().err.splitlines()[-1]
     assert main([*arguments, "--variant=linear", "--length=600"]) == 2
     assert "600 tokens of a document, for linear: the model's λ, linear, has levels for 512" in capsys.readouterr().err
 
@@ -212,3 +223,15 @@ def test_a_variant_is_named_with_its_run_only_where_another_run_has_it(monkeypat
         "runs/b, fixed": ("runs/b", None, "fixed"),
         "linear": ("runs/b", None, "linear"),
     }
+    for others, message in (
+        ({2: None, 1: None}, "expected --model_seed=1, which both have"),
+        ({3: None}, "runs of the same seeds"),
+    ):
+        of_run = {"runs/a": {0: None, 1: None}, "runs/b": others}
+        monkeypatch.setattr(
+            evaluate,
+            "load_trained",
+            lambda args, run, _, of=of_run: SimpleNamespace(tokenizer=None, seeds=of[str(run)]),
+        )
+        with pytest.raises(BadInput, match=message):
+            evaluate._load_all(argparse.Namespace(models=["runs/a", "runs/b"], variant="fixed", model_seed="all"))

@@ -71,19 +71,21 @@ def test_every_token_is_in_its_group():
 
 
 def test_of_several_seeds_intervals_are_over_seeds_and_differences_paired_by_seed():
-    of_seeds = RNG.normal(3.0, 1.0, (2, 4))  # by model and seed, of every token
     losses = {
-        model: [[np.full(len(document) - 1, loss) for document in DOCUMENTS] for loss in of_model]
-        for model, of_model in zip("ab", of_seeds, strict=True)
+        model: [[RNG.normal(3.0, 1.0, len(document) - 1) for document in DOCUMENTS] for _ in range(4)] for model in "ab"
     }
     position = loss_measures(DOCUMENTS, losses)[1]
-    for group in range(len(position.groups)):
-        np.testing.assert_allclose(position.mean("b", group), student_interval(of_seeds[1]))
-        np.testing.assert_allclose(position.mean("b", group, "a"), student_interval(of_seeds[1] - of_seeds[0]))
-    rows = seed_rows([position], [5, 6, 7, 8])
-    assert [row["seed"] for row in rows[:: len(position.groups)]] == [5, 6, 7, 8]
-    assert sum(row["tokens"] for row in rows) == 4 * sum(len(document) - 1 for document in DOCUMENTS)
-    assert {row["a"] for row in rows if row["seed"] == 7} == {f"{of_seeds[0, 2]:.4f}"}
+    for group, name in enumerate(position.groups):
+        inside = slice((1 << group) - 1, (2 << group) - 1)  # of a document's tokens after the first
+        a, b = (
+            np.array([np.concatenate([x[inside] for x in of_seed]).mean() for of_seed in losses[model]])
+            for model in "ab"
+        )
+        np.testing.assert_allclose(position.mean("b", group), student_interval(b))
+        np.testing.assert_allclose(position.mean("b", group, "a"), student_interval(b - a))
+        rows = [row for row in seed_rows([position], [5, 6, 7, 8]) if row["group"] == name]
+        assert [row["seed"] for row in rows] == [5, 6, 7, 8] and [row["a"] for row in rows] == [f"{x:.4f}" for x in a]
+        assert {row["tokens"] for row in rows} == {position.counts[:, group].sum()}
 
 
 def test_measures_of_ar_hits_are_left_out_where_there_are_none():

@@ -69,6 +69,13 @@ def test_lengths_with_different_documents_are_put_together():
         for depth in range(2):
             assert accuracy.mean("a", 2 * length + depth)[0] == pytest.approx(100 * right[:, depth].mean())
     assert accuracy.groups == [f"{length}, {depth}" for length, depth in itertools.product(*accuracy.grid)]
+    other = [(2 * sums, ~right) for sums, right in scores]
+    of_two = needle_measures([128, 256], [0, 50], numbers, values, {"a": [scores, other]})
+    two_losses, two_accuracies = (one for one in of_two if one.grid is None)
+    for length in range(2):
+        assert two_losses.mean("a", length)[0] == pytest.approx(1.5 * loss.mean("a", length)[0])
+        mean, *interval = two_accuracies.mean("a", length)
+        assert mean == pytest.approx(50) and np.isnan(interval).all()
 
 
 def test_a_length_without_room_is_named():
