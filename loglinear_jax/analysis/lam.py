@@ -358,23 +358,15 @@ def _dependence_cells(found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, st
         "of the variance between roles": f"{100 * np.mean(shares):.0f} %" if shares else "–",
         "entropy over levels, bits": f"{np.mean([d['entropy'].mean() for d in found]):.2f}",
         "level of the largest mean (seeds)": "; ".join(
-            f"layer {layer}: {_levels_and_seeds([largest_levels(d)[index] for d in found])}"
-            for index, layer in enumerate(found[0]["layers"])
+            f"layer {layer}: " + ", ".join(f"{level} ({seeds})" for level, seeds in sorted(Counter(levels).items()))
+            for layer, levels in zip(found[0]["layers"], zip(*map(_largest_levels, found), strict=True), strict=True)
         ),
     }
 
 
-def largest_levels(dependence: Mapping[str, np.ndarray]) -> list[int]:
-    """Find the level at which each layer's λ, averaged over tokens that use the level and over heads, is largest.
-
-    Args:
-        dependence: `input_dependence`.
-    """
+def _largest_levels(dependence: Mapping[str, np.ndarray]) -> list[int]:
+    """The level at which each layer's λ, averaged over tokens that use the level and over heads, is largest."""
     return np.nan_to_num(dependence["mean"]).mean(axis=1).argmax(axis=-1).tolist()
-
-
-def _levels_and_seeds(levels: Sequence[int]) -> str:
-    return ", ".join(f"{level} ({seeds})" for level, seeds in sorted(Counter(levels).items()))
 
 
 class Dependence(Section):

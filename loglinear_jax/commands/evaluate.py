@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from loglinear_jax.commands.trained_models import Trained, add_trained_arguments
 
 if TYPE_CHECKING:
     from loglinear_jax.evaluate.documents import Measure
+    from loglinear_jax.models import LanguageModel
     from loglinear_jax.text import Corpus
 
 HELP = "loss of language models on documents or on a text"
@@ -141,26 +142,36 @@ def _text(args: argparse.Namespace, models: Mapping[str, Trained], text: str) ->
 
 
 def _loss_measures(models: Mapping[str, Trained], documents: Sequence[Any], train: Any = None) -> list[Measure]:
-    from loglinear_jax.config import naming
     from loglinear_jax.evaluate.documents import document_losses, loss_measures, padded_lengths
+
+    def losses(model, params, tick):
+        return document_losses(model, params, documents, tick)
+
+    return loss_measures(documents, _of_every_seed(models, losses, sum(padded_lengths(documents))), train)
+
+
+def _of_every_seed(
+    models: Mapping[str, Trained], score: Callable[[LanguageModel, Any, Callable], Any], tokens: int
+) -> dict[str, list[Any]]:
+    """score(model, parameters, tick) by model and seed. tokens: that each call counts by tick. Errors name model and seed."""
+    from loglinear_jax.config import naming
     from loglinear_jax.progress import progress_bar
 
-    losses: dict[str, Any] = {}
+    found: dict[str, list[Any]] = {}
     for name, trained in models.items():
-        every, losses[name] = _by_seed(name, trained), []
-        with progress_bar(name, len(every) * sum(padded_lengths(documents)), unit="token", unit_scale=True) as bar:
+        every = {f"{name}, seed {seed}": params for seed, params in trained.seeds.items()} or {name: trained.params}
+        found[name] = []
+        with progress_bar(name, len(every) * tokens, unit="token", unit_scale=True) as bar:
             for of_seed, params in every.items():
                 with naming(f"{of_seed}: "):
-                    losses[name].append(document_losses(trained.model, params, documents, bar.update))
-    return loss_measures(documents, losses, train)
+                    found[name].append(score(trained.model, params, bar.update))
+    return found
 
 
 def _needle(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Corpus) -> int:
     import numpy as np
 
-    from loglinear_jax.config import naming
     from loglinear_jax.evaluate.needle import hide_needles, needle_measures, needle_scores
-    from loglinear_jax.progress import progress_bar
 
     sizes = np.diff(corpus.starts["test"])
     lengths = _needle_lengths(args.lengths, models, int(sizes.max()))
@@ -171,14 +182,11 @@ def _needle(args: argparse.Namespace, models: Mapping[str, Trained], corpus: Cor
         hide_needles(tokenizer, [_document(corpus, number, length) for number in chosen], chosen, length, depths)
         for length, chosen in zip(lengths, numbers, strict=True)
     ]
-    scores: dict[str, Any] = {}
-    for name, trained in models.items():
-        every, scores[name] = _by_seed(name, trained), []
-        tokens = len(every) * sum(one.windows[..., 1:].size for one in needles)
-        with progress_bar(name, tokens, unit="token", unit_scale=True) as bar:
-            for of_seed, params in every.items():
-                with naming(f"{of_seed}: "):
-                    scores[name].append([needle_scores(trained.model, params, one, bar.update) for one in needles])
+
+    def of_needles(model, params, tick):
+        return [needle_scores(model, params, one, tick) for one in needles]
+
+    scores = _of_every_seed(models, of_needles, sum(one.windows[..., 1:].size for one in needles))
     measures = needle_measures(lengths, depths, numbers, [one.values for one in needles], scores)
     subject = f"a number in documents of the test split of {corpus.manifest['name']}"
     _show(args, models, measures, subject, sorted(set().union(*numbers)), corpus.manifest)
@@ -233,11 +241,6 @@ def _load_all(args: argparse.Namespace) -> dict[str, Trained]:
                 + (f"expected --model_seed={both}, which both have" if both else "expected runs of the same seeds")
             )
     return found
-
-
-def _by_seed(name: str, trained: Trained) -> dict[str, Any]:
-    """Parameters by what they are called: the model, and of a run the seed."""
-    return {f"{name}, seed {seed}": params for seed, params in trained.seeds.items()} or {name: trained.params}
 
 
 def _is_run(folder: Path) -> bool:
@@ -333,6 +336,7 @@ def _show(
         about = {"name": measure.name, "by": measure.by, "unit": measure.unit, "groups": list(measure.groups)}
         record["measures"].append(about | {"documents": rows})
     replace_file(args.out / "documents.json", lambda file: file.write(json.dumps(record) + "\n"))
-    if all((of_first := next(iter(seeds.values()))) == of_model and of_model for of_model in seeds.values()):
+    of_first, *others = seeds.values()
+    if of_first and all(of_model == of_first for of_model in others):
         replace_file(args.out / "seeds.csv", lambda file: write_csv(file, seed_rows(measures, of_first)))
     print(f"Written to {args.out}")

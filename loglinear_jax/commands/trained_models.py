@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,8 +85,6 @@ def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, 
 
 def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
     """By --variant and --model_seed. Raises what `load_trained` raises."""
-    import numpy as np
-
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run
     from loglinear_jax.text import load_tokenizer
@@ -96,7 +95,7 @@ def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
     tokenizer = load_tokenizer(str(run.workdir))
     wanted = run.seeds[:1] if args.model_seed is None else args.model_seed
     if wanted == ALL:
-        wanted = [seed for seed, loss in zip(run.seeds, run.best_loss, strict=True) if np.isfinite(loss)]
+        wanted = [seed for seed, loss in zip(run.seeds, run.best_loss, strict=True) if math.isfinite(loss)]
         if untrained := sorted({*run.seeds} - {*wanted}):
             log.warning("%s: seeds %s have no finite validation loss and are left out", run.variant, untrained)
         if not wanted:

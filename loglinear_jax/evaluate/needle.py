@@ -98,20 +98,15 @@ def needle_measures(
             found[row, index] = of_length
         return found
 
-    losses = (
-        placed([x[:, None] for x in values], int),
-        {
-            model: np.array([placed([x for x, _ in each], float) for each in of_seeds])
+    def of_models(score):
+        """score(losses, right) of every length [seeds, documents, lengths, depths], by model."""
+        return {
+            model: np.array([placed([score(*one) for one in of_lengths], float) for of_lengths in of_seeds])
             for model, of_seeds in scores.items()
-        },
-    )
-    accuracies = (
-        placed([1] * len(lengths), int),
-        {
-            model: np.array([placed([100.0 * right for _, right in each], float) for each in of_seeds])
-            for model, of_seeds in scores.items()
-        },
-    )
+        }
+
+    losses = placed([x[:, None] for x in values], int), of_models(lambda losses, right: losses)
+    accuracies = placed([1] * len(lengths), int), of_models(lambda losses, right: 100.0 * right)
     grid = [f"{length:,}" for length in lengths], [f"{depth:g} %" for depth in depths]
     pairs = [f"{length}, {depth}" for length in grid[0] for depth in grid[1]]
     measures = []

@@ -67,7 +67,7 @@ def segments_of(batch, length):
 
 
 def of_segments(case):
-    """The case of a form, of packs; slow but for one form."""
+    """The same form with several segments in each sequence. The fast tier has one such form."""
     (form,) = case.values
     return pytest.param(form, True, id=f"{case.id}-segments", marks=() if form is LOG_LINEAR_XLA else pytest.mark.slow)
 
