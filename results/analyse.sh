@@ -24,7 +24,6 @@ for kv in 4 32; do
 done
 for kv in 16 32; do
   analyse mqar mqar-profiles-kv$kv dependence
-  analyse mqar mqar-profiles-fixed-kv$kv dependence
 done
 analyse interleaved interleaved-128-to-1024 lengths,looks,lam,rows --longest=4096 --max_seeds=32
 analyse interleaved interleaved-steps10000 lengths --longest=1024
