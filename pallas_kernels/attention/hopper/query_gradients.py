@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -103,9 +105,13 @@ def query_gradients(
             of_heads.drain(heads.number)
             of_states.drain(count)
 
-        def one_head(number, carry):
+        def queries_in(slot):
+            return plgpu.load(shared.q.at[slot, worker], layout=TILE).astype(F32)
+
+        def one_head(number, carry, queries=None):
             """(how many states were read, dq) with those of a head."""
             head, do_slot = first + number, of_heads.to_use(number)
+            queries = queries_in(do_slot) if queries is None else queries
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the head before
 
             def read(height, states, place, carry):
@@ -115,7 +121,6 @@ def query_gradients(
                 of_states.wait(slot)
                 to_query = product(shared.do.at[do_slot, worker], shared.states.at[slot], key_shape)
                 of_states.release(slot)
-                queries = plgpu.load(shared.q.at[heads.key_slot(do_slot), worker], layout=TILE).astype(F32)
                 read = jnp.sum(queries * to_query, axis=1)
                 shared.read[worker, height] = read
                 by_row = plgpu.load(shared.weight.at[do_slot, worker, height], layout=BY_ROW)
@@ -157,7 +162,8 @@ def query_gradients(
             else:
                 dq = from_inside(heads.group())
                 plgpu.barrier_wait(arrived)
-                write_dq(heads.group(), lax.fori_loop(0, heads.number, one_head, (jnp.int32(0), dq))[1])
+                one = functools.partial(one_head, queries=queries_in(0))
+                write_dq(heads.group(), lax.fori_loop(0, heads.number, one, (jnp.int32(0), dq))[1])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     shared = once | dict(
