@@ -289,16 +289,33 @@ def _multiply_all(program: _Program) -> None:
         """dq and dk of heads with the same keys."""
         here = (heads.part, program.sequence, program.tokens(worker), heads.group(start))
 
-        def add_heads(dk_sum):
-            d_scores = lax.fori_loop(
-                start,
-                stop,
-                lambda number, d_scores: _one_head(program, number, start, d_scores, own_scores, dk_sum),
-                (zeros(STRIP),) * STRIPS,
-            )
+        def finish(d_scores, dk_sum):
             return _finish(program, d_scores, dk_sum, heads.key_slot(lax.rem(start, program.depth)), here)
 
-        dk = pl.run_scoped(add_heads, plgpu.ACC(program.key_shape, F32))
+        def of_one_head(number, d_scores):
+            """(its d_scores, what adds the rest of its gradients to dk_sum)."""
+            return _one_head(program, number, start, d_scores, own_scores)
+
+        def add_heads(dk_sum):
+            def add(number, d_scores):
+                d_scores, add_rest = of_one_head(number, d_scores)
+                add_rest(dk_sum)
+                return d_scores
+
+            return finish(lax.fori_loop(start, stop, add, (zeros(STRIP),) * STRIPS), dk_sum)
+
+        dk_type = plgpu.ACC(program.key_shape, F32)
+        if heads.own_keys or heads.number == 1:  # then dk takes no registers before the end
+            d_scores, add_rest = of_one_head(start, (zeros(STRIP),) * STRIPS)
+            d_scores = lax.optimization_barrier([x.astype(program.shared.weights.dtype) for x in d_scores])
+
+            def add_head(dk_sum):
+                add_rest(dk_sum)
+                return finish(d_scores, dk_sum)
+
+            dk = pl.run_scoped(add_head, dk_type)
+        else:
+            dk = pl.run_scoped(add_heads, dk_type)
         write(program.ref.dk.at[here], dk, program.sizes)
 
     def of_own_keys(number, _):
@@ -318,9 +335,9 @@ def _multiply_all(program: _Program) -> None:
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
-def _one_head(program: _Program, number, first_of_keys, d_scores, own_scores, dk_sum):
-    """d_scores with those of a head. Writes what is the head's own, and adds to dk_sum. first_of_keys: the first head with
-    these keys."""
+def _one_head(program: _Program, number, first_of_keys, d_scores, own_scores):
+    """(d_scores with those of a head, a function that adds the rest of its gradients to dk_sum). Both write what is the head's
+    own. first_of_keys: the first head with these keys."""
     worker, head_number, slot = program.worker, program.first + number, program.ring.slot(number)
     head = _Head(program, number, head_number, slot, program.heads.key_slot(slot))
     program.ring.wait(slot)
@@ -332,15 +349,19 @@ def _one_head(program: _Program, number, first_of_keys, d_scores, own_scores, dk
     here = (program.sequence, head.head)
     program.ref.of_block[*here, program.tokens(worker)] = by_query - jnp.sum(own_values * dv, axis=1)
     dv += rowwise(own_weight, program.value_shape) * plgpu.load(head.do(worker), layout=TILE).astype(F32)
-    if program.ref.gradients is not None:
-        dv = _tree_part(head, since, own_values, dv, dk_sum)
-    plgpu.commit_smem()  # after the products that read the values
-    head.values[...] = dv.astype(head.values.dtype)
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(head.values, program.ref.dv.at[program.sequence, program.tokens(worker), head.head])
-    if not program.releases_late:
-        program.release(number)
-    return d_scores
+
+    def add_rest(dk_sum):
+        gradient = dv
+        if program.ref.gradients is not None:
+            gradient = _tree_part(head, since, gradient, dk_sum)
+        plgpu.commit_smem()  # after the products that read the values
+        head.values[...] = gradient.astype(head.values.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(head.values, program.ref.dv.at[program.sequence, program.tokens(worker), head.head])
+        if not program.releases_late:
+            program.release(number)
+
+    return d_scores, add_rest
 
 
 def _own_block(head: _Head, since, d_scores, own_scores):
@@ -438,21 +459,24 @@ def _between_block(head: _Head, row, first_of_keys):
     return product(program.own_weights.T, head.do(row), program.value_shape)
 
 
-def _tree_part(head: _Head, since, own_values, dv, dk_sum):
+def _tree_part(head: _Head, since, dv, dk_sum):
     """dv with what later chunks give to the block's values by way of the chunk's state; adds what they give to its keys."""
     program, shared, worker = head.program, head.program.shared, head.program.worker
     gradient, values = shared.gradient.at[head.slot], head.values
     until_end = exp2_of_decay(shared.decay[head.slot, program.rows - 1, BLOCK - 1] - since)
-    values[...] = (rowwise(until_end, program.value_shape) * own_values).astype(values.dtype)
+    own_values = plgpu.load(values, layout=TILE)
+    values[...] = (rowwise(until_end, program.value_shape) * own_values.astype(F32)).astype(values.dtype)
     plgpu.commit_smem()
     plgpu.wgmma(dk_sum, values, gradient)
-    from_later = rowwise(until_end, program.value_shape) * product(
-        shared.k.at[head.keys, worker], gradient.T, program.value_shape
-    )
-    program.ref.of_keys[program.sequence, head.head, program.tokens(worker)] = jnp.sum(from_later * own_values, axis=1)
-    dv += from_later
+    dv_parts, of_keys = [], zeros_by_row()
+    for part in range(program.sizes.value_dim // BLOCK):
+        from_state = product(shared.k.at[head.keys, worker], gradient.at[pl.ds(part * BLOCK, BLOCK)].T, PAIRS)
+        from_later = rowwise(until_end, PAIRS) * from_state
+        of_keys += jnp.sum(from_later * columns_of(own_values, part, BLOCK).astype(F32), axis=1)
+        dv_parts.append(columns_of(dv, part, BLOCK) + from_later)
+    program.ref.of_keys[program.sequence, head.head, program.tokens(worker)] = of_keys
     plgpu.wgmma_wait(0)
-    return dv
+    return jnp.concatenate(dv_parts, axis=1)
 
 
 def _finish(program: _Program, d_scores, dk_sum, keys, here):
