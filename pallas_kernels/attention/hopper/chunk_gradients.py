@@ -38,6 +38,7 @@ from pallas_kernels.attention.hopper.parts import (
     product,
     products,
     program_index,
+    rounded,
     rowwise,
     tiled,
     worker_index,
@@ -386,7 +387,8 @@ def _own_block(head: _Head, since, d_scores, own_scores):
         decayed = pairs.decay(strip, since, head.since_key(strip * STRIP, STRIP))
         lam = pairs.lam(strip, near_lam, own)
         of_scores, of_weights = columns_of(scores, strip, STRIP), columns_of(d_weights, strip, STRIP)
-        weight = jnp.where(pairs.is_before(strip), of_scores * decayed * lam, 0.0).astype(program.own_weights.dtype)
+        weight = jnp.where(pairs.is_before(strip), of_scores * decayed * lam, 0.0)
+        weight = rounded(weight, program.own_weights.dtype)
         by_query += weight.astype(F32) * of_weights
         of_weights *= decayed
         if ref.dlam is not None:
@@ -435,7 +437,7 @@ def _between_block(head: _Head, row, first_of_keys):
         from_key = columnwise(exp2_of_decay(last - head.since_key(part * WIDE, WIDE)), WIDE_PAIRS)
         of_scores = columns_of(scores, part, WIDE) * from_key
         of_weights = columns_of(d_weights, part, WIDE)
-        weights_part = (of_scores * rowwise(by_row, WIDE_PAIRS)).astype(program.own_weights.dtype)
+        weights_part = rounded(of_scores * rowwise(by_row, WIDE_PAIRS), program.own_weights.dtype)
         d_lam_sum += of_scores * of_weights
         weighted_sum += weights_part.astype(F32) * of_weights
         d_betweens.append(rowwise(by_row, WIDE_PAIRS) * from_key * of_weights)

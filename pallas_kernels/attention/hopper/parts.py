@@ -132,6 +132,12 @@ def zeros_by_row():
     return plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
 
 
+def rounded(x, dtype):
+    """x in a 16-bit type. The barriers let the compiler round two numbers at once, also where they are used in float32 again or
+    masked before."""
+    return lax.optimization_barrier(lax.optimization_barrier(x).astype(dtype))
+
+
 def exp2_of_decay(x):
     """exp2(min(x, 0)), NaN of NaN."""
     return jnp.exp2(jnp.where(x > 0.0, 0.0, x))
