@@ -48,3 +48,5 @@ documents books books-time runs/books-time all
 documents books books-longer-seed0 runs/books-longer-seed0 all
 documents books books-longer-seed4 runs/books-longer-seed4 all
 documents books books-controls 'runs/books-fixed runs/books-wide' 0,1,2
+documents books books-fixed-more runs/books-fixed-more all
+documents books books-wide-more runs/books-wide-more all

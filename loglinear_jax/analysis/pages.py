@@ -104,6 +104,7 @@ CELLS: dict[str, tuple[str, Callable[[Run, str, VariantOutcome], str]]] = {
     "setting": ("setting", lambda run, v, o: setting_of(run.config) or "–"),
     "vocabulary": ("vocabulary", lambda run, v, o: str(run.config.task.vocab_size)),
     "hidden": ("hidden", lambda run, v, o: str(run.config.model.hidden)),
+    "seeds": ("seeds", lambda run, v, o: f"{min(o.seeds)} to {max(o.seeds)}"),
     "predicts": ("predicts", lambda run, v, o: o.predicts),
     "interval": ("mean % [95 % interval]", lambda run, v, o: cells.mean_with_interval(100 * o.accuracy)),
     "mean": ("accuracy %, mean ± std", lambda run, v, o: cells.mean_and_std(100 * o.accuracy)),
