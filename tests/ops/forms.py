@@ -241,15 +241,13 @@ FORMS = (
 
 
 def in_tiers(forms):
-    """The forms as a test's parameters: the fast tier has log-linear attention in plain JAX and the chunkwise form of other
-    operations; the rest is slow."""
+    """The forms as a test's parameters: the fast tier has the chunkwise form of each operation, and softmax attention; the rest
+    is slow."""
     return [pytest.param(form, id=str(form), marks=() if _is_fast(form) else pytest.mark.slow) for form in forms]
 
 
 def _is_fast(form: Form) -> bool:
-    return (form.name == "xla" and form.operation is not DELTA) or (
-        form.name != "pallas" and form.operation in (LOG_LINEAR, SOFTMAX)
-    )
+    return form.operation is SOFTMAX or (form.name == "xla" and form.operation is not DELTA)
 
 
 def types_of(form: Form):
