@@ -196,6 +196,7 @@ TREE, ONE = ("merge_states", "spread_gradients"), ("prefix_states", "suffix_grad
         ((128, 64), True, 1, 1, TREE),
         ((128, 64), False, 16, 1, TREE),
         ((128, 128), False, 16, 4, TREE),
+        ((128, 128), False, 16, 2, TREE),  # heads that share keys need the most shared memory
         ((64, 64), False, 16, 4, ONE),
         ((128, 128), True, 1, 1, ONE),
     ],

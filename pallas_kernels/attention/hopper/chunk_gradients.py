@@ -90,30 +90,40 @@ def chunk_gradients(
 
     def slots(depth: int):
         """Shared memory for so many heads."""
-        return (keys_of(depth) if heads.own_keys else {}) | dict(
+        return ({} if heads.share_keys else keys_of(depth)) | dict(
             v=tiled(depth, rows, BLOCK, value_dim),
             do=tiled(depth, rows, BLOCK, value_dim),
-            gradient=tiled(depth, value_dim, key_dim),
             decay=plain(depth, rows, BLOCK),
             lam=lams.slots(depth, rows),
         )
 
-    once = dict(weights=tiled(rows, *PAIRS)) | ({} if heads.own_keys else keys_of(1))
+    def gradient_slots(depth: int):
+        """For so many blocks of values of the gradient of a state."""
+        return {} if gradients is None else dict(gradient=tiled(depth, BLOCK, key_dim))
+
+    once = dict(weights=tiled(rows, *PAIRS)) | (keys_of(1) if heads.share_keys else {})
     if rows > 1:
-        once["between"] = tiled(*PAIRS, dtype=F32)
-    depth = most_slots(num_bytes(once), num_bytes(slots(1)), 2)
-    of_tree = 0 if gradients is None else 1
-    barriers = (
-        plgpu.Barrier(num_arrivals=2 * rows),
-        plgpu.Barrier(num_arrivals=(3 + lams.copies + 2 * heads.own_keys) * rows + of_tree, num_barriers=depth),
-        plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
-        plgpu.Barrier(),
-        plgpu.Barrier(),
+        once["between"] = plain(STRIPS, BLOCK, STRIP)
+    once["d_scores"] = plain(rows, STRIPS, BLOCK, STRIP) if heads.share_keys else tiled(rows, *PAIRS)
+    depth = most_slots(num_bytes(once | gradient_slots(1)), num_bytes(slots(1)), min(heads.number, 2))
+    gradient_depth = most_slots(
+        num_bytes(once | slots(depth)), num_bytes(gradient_slots(1)) or 1, depth * value_dim // BLOCK
+    )
+    barriers = dict(
+        keys_full=plgpu.Barrier(num_arrivals=2 * rows),
+        full=plgpu.Barrier(num_arrivals=3 + lams.copies + 2 * (not heads.share_keys), num_barriers=depth * rows),
+        empty=plgpu.Barrier(num_arrivals=rows, num_barriers=depth),
+        gradient_full=plgpu.Barrier(num_barriers=gradient_depth),
+        gradient_empty=plgpu.Barrier(num_arrivals=rows, num_barriers=gradient_depth),
+        between_done=plgpu.Barrier(),
+        between_read=plgpu.Barrier(),
     )
 
     def body(ref, shared):
         index, worker = program_index("chunk"), worker_index()
-        program = _Program(ref, shared, sizes, heads, lams, depth, index, worker, heads.sequence, heads.first)
+        program = _Program(
+            ref, shared, sizes, heads, lams, depth, gradient_depth, index, worker, heads.sequence, heads.first
+        )
 
         @pl.when(program.worker == rows)
         def _fetch():
@@ -137,7 +147,7 @@ def chunk_gradients(
         of_two_blocks=by_token if rows > 1 else None,
     )
     grid = dict(**heads.axes, chunk=sizes.num_chunks)
-    shared = once | slots(depth) | dict(barriers=barriers)
+    shared = once | slots(depth) | gradient_slots(gradient_depth) | barriers
     found = launch(body, "chunk_gradients", grid, inputs, results, shared, sizes, warpgroups=rows + 1)
     dk = jnp.sum(found.dk, axis=0).astype(k.dtype) if len(found.dk) > 1 else found.dk[0]
     of_queries = [x for x in (found.of_block, found.of_two_blocks) if x is not None]
@@ -158,6 +168,7 @@ class _Program:
     heads: Heads
     lams: Lams
     depth: int
+    gradient_depth: int
     index: Any
     worker: Any
     sequence: Any
@@ -179,28 +190,32 @@ class _Program:
         return BLOCK, self.sizes.value_dim
 
     @property
+    def value_parts(self) -> int:
+        """Blocks of values of a state."""
+        return self.sizes.value_dim // BLOCK
+
+    @property
     def own_weights(self):
         return self.shared.weights.at[self.worker]
 
     @property
-    def arrived(self):
-        """The barrier of queries and keys that all heads share."""
-        return self.shared.barriers[0]
+    def d_scores(self):
+        """Gradients of the block's scores: in float32 by strips, of all heads with the same keys; of one head in bfloat16."""
+        return self.shared.d_scores.at[self.worker]
 
     @property
     def ring(self) -> Ring:
-        """Slots of heads."""
-        return Ring(self.shared.barriers[1], self.shared.barriers[2], self.depth)
+        """Slots of heads. Each block of tokens has a barrier of its own that says when the slot is full: `wait`."""
+        return Ring(None, self.shared.empty, self.depth)
 
     @property
-    def between_done(self):
-        """The barrier that says to the second block that gradients between the blocks are in shared memory."""
-        return self.shared.barriers[3]
+    def gradients(self) -> Ring:
+        """Slots of blocks of values, of the gradients of chunks' states."""
+        return Ring(self.shared.gradient_full, self.shared.gradient_empty, self.gradient_depth)
 
-    @property
-    def between_read(self):
-        """The barrier that says to the first block that the second has read them."""
-        return self.shared.barriers[4]
+    def full_at(self, slot, row):
+        """The barrier at which copies of this block of tokens into the slot arrive."""
+        return self.shared.full.at[slot * self.rows + row]
 
     @property
     def releases_late(self) -> bool:
@@ -208,6 +223,10 @@ class _Program:
 
     def tokens(self, row):
         return pl.ds(self.index * self.sizes.chunk + row * BLOCK, BLOCK)
+
+    def place_of_keys(self, number):
+        """Where dq and dk of the head of this number, and those that share its keys, are for this block."""
+        return self.heads.part, self.sequence, self.tokens(self.worker), self.heads.group(number)
 
     def release(self, number) -> None:
         """Releases the slot of a head, once its dv has left it."""
@@ -256,96 +275,95 @@ def _fetch_all(program: _Program) -> None:
     """What the warpgroup that fetches does."""
     ref, shared, heads, lams, ring = program.ref, program.shared, program.heads, program.lams, program.ring
     sequence, rows, tokens = program.sequence, program.rows, program.tokens
-    keys, blocks = [(ref.q, shared.q), (ref.k, shared.k)], [tokens(row) for row in range(rows)]
-    if not heads.own_keys:
-        heads.fetch(keys, 0, 0, blocks, program.arrived)
+    keys = [(ref.q, shared.q), (ref.k, shared.k)]
+    if heads.share_keys:
+        heads.fetch(keys, 0, 0, [tokens(row) for row in range(rows)], shared.keys_full)
 
     def fetch(number, _):
         head, slot = program.first + number, ring.to_fill(number)
-        full = ring.full_at(slot)
-        if heads.own_keys:
-            heads.fetch(keys, number, slot, blocks, full)
         for row in range(rows):
-            plgpu.copy_gmem_to_smem(ref.v.at[sequence, tokens(row), head], shared.v.at[slot, row], full)
-            plgpu.copy_gmem_to_smem(ref.do.at[sequence, tokens(row), head], shared.do.at[slot, row], full)
+            full, here = program.full_at(slot, row), (sequence, tokens(row))
+            for source, target in () if heads.share_keys else keys:
+                plgpu.copy_gmem_to_smem(source.at[*here, heads.group(number)], target.at[slot, row], full)
+            plgpu.copy_gmem_to_smem(ref.v.at[*here, head], shared.v.at[slot, row], full)
+            plgpu.copy_gmem_to_smem(ref.do.at[*here, head], shared.do.at[slot, row], full)
             plgpu.copy_gmem_to_smem(ref.decay.at[sequence, head, tokens(row)], shared.decay.at[slot, row], full)
             lams.fetch(ref.lam, sequence, tokens(row), head, shared.lam, slot, row, full)
         if ref.gradients is not None:
-            plgpu.copy_gmem_to_smem(ref.gradients.at[sequence, head, program.index], shared.gradient.at[slot], full)
+            for part in range(program.value_parts):
+                slot = program.gradients.to_fill(number * program.value_parts + part)
+                source = ref.gradients.at[sequence, head, program.index, pl.ds(part * BLOCK, BLOCK)]
+                plgpu.copy_gmem_to_smem(source, shared.gradient.at[slot], program.gradients.full_at(slot))
 
     lax.fori_loop(0, heads.number, fetch, None)
     ring.drain(heads.number)
+    if ref.gradients is not None:
+        program.gradients.drain(heads.number * program.value_parts)
 
 
 def _multiply_all(program: _Program) -> None:
     """What a warpgroup that multiplies does, for its block of keys."""
     shared, heads, worker = program.shared, program.heads, program.worker
-    if not heads.own_keys:
-        plgpu.barrier_wait(program.arrived)
+    if heads.share_keys:
+        plgpu.barrier_wait(shared.keys_full)
     own_scores = None  # of each query with its own key, if they are the same for several heads
-    if heads.number > 1 and not heads.own_keys:
+    if heads.share_keys:
         own_scores = diagonal(product(shared.q.at[0, worker], shared.k.at[0, worker].T, PAIRS))
+        for strip in range(STRIPS):
+            shared.d_scores[worker, strip] = zeros(STRIP)
+        if program.rows > 1:
 
-    def of_heads(start, stop):
-        """dq and dk of heads with the same keys."""
-        here = (heads.part, program.sequence, program.tokens(worker), heads.group(start))
+            @pl.when(worker == 0)
+            def _():
+                for strip in range(STRIPS):
+                    shared.between[strip] = zeros(STRIP)
 
-        def finish(d_scores, dk_sum):
-            return _finish(program, d_scores, dk_sum, heads.key_slot(lax.rem(start, program.depth)), here)
+    def with_own_dk(number):
+        """dq and dk of a head with keys of its own; dk takes no registers before the head's end."""
+        add_rest = _one_head(program, number, own_scores)
 
-        def of_one_head(number, d_scores):
-            """(its d_scores, what adds the rest of its gradients to dk_sum)."""
-            return _one_head(program, number, start, d_scores, own_scores)
+        def add(dk_sum):
+            add_rest(dk_sum)
+            return _finish(program, number, dk_sum)
 
-        def add_heads(dk_sum):
-            def add(number, d_scores):
-                d_scores, add_rest = of_one_head(number, d_scores)
-                add_rest(dk_sum)
-                return d_scores
+        write_dk(number, pl.run_scoped(add, plgpu.ACC(program.key_shape, F32)))
 
-            return finish(lax.fori_loop(start, stop, add, (zeros(STRIP),) * STRIPS), dk_sum)
+    def with_shared_dk(dk_sum):
+        lax.fori_loop(0, heads.number, lambda number, _: _one_head(program, number, own_scores)(dk_sum), None)
+        program.own_weights[...] = _loaded(program.d_scores).astype(shared.weights.dtype)
+        return _finish(program, 0, dk_sum)
 
-        dk_type = plgpu.ACC(program.key_shape, F32)
-        if heads.own_keys or heads.number == 1:  # then dk takes no registers before the end
-            d_scores, add_rest = of_one_head(start, (zeros(STRIP),) * STRIPS)
-            d_scores = lax.optimization_barrier([x.astype(program.shared.weights.dtype) for x in d_scores])
-
-            def add_head(dk_sum):
-                add_rest(dk_sum)
-                return finish(d_scores, dk_sum)
-
-            dk = pl.run_scoped(add_head, dk_type)
-        else:
-            dk = pl.run_scoped(add_heads, dk_type)
-        write(program.ref.dk.at[here], dk, program.sizes)
+    def write_dk(number, dk):
+        write(program.ref.dk.at[program.place_of_keys(number)], dk, program.sizes)
 
     def of_own_keys(number, _):
-        of_heads(number, number + 1)
+        with_own_dk(number)
         if program.rows == 2:
 
             @pl.when(jnp.logical_and(worker == 1, number < heads.number - 1))
             def _():
-                plgpu.barrier_arrive(program.between_read)
+                plgpu.barrier_arrive(program.shared.between_read)
 
-    if heads.own_keys:
-        lax.fori_loop(0, heads.number, of_own_keys, None)
+    if heads.share_keys:
+        write_dk(0, pl.run_scoped(with_shared_dk, plgpu.ACC(program.key_shape, F32)))
     else:
-        of_heads(0, heads.number)
+        lax.fori_loop(0, heads.number, of_own_keys, None)
     if program.releases_late:
         program.release(heads.number - 1)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
-def _one_head(program: _Program, number, first_of_keys, d_scores, own_scores):
-    """(d_scores with those of a head, a function that adds the rest of its gradients to dk_sum). Both write what is the head's
-    own. first_of_keys: the first head with these keys."""
+def _one_head(program: _Program, number, own_scores):
+    """Adds d_scores of a head in shared memory; returns a function that adds the rest of the gradients of its keys to dk_sum.
+    Both write what is the head's own."""
+    program = dataclasses.replace(program, worker=lax.optimization_barrier(program.worker))
     worker, head_number, slot = program.worker, program.first + number, program.ring.slot(number)
     head = _Head(program, number, head_number, slot, program.heads.key_slot(slot))
-    program.ring.wait(slot)
+    plgpu.barrier_wait(program.full_at(slot, worker))
     since = head.since(worker)
-    d_scores, by_query, own_weight, dv = _own_block(head, since, d_scores, own_scores)
+    by_query, own_weight, dv = _own_block(head, since, own_scores)
     if program.rows > 1:
-        dv = lax.fori_loop(worker + 1, program.rows, lambda row, dv: dv + _between_block(head, row, first_of_keys), dv)
+        dv = lax.fori_loop(worker + 1, program.rows, lambda row, dv: dv + _between_block(head, row), dv)
     own_values = plgpu.load(head.values, layout=TILE).astype(F32)
     here = (program.sequence, head.head)
     program.ref.of_block[*here, program.tokens(worker)] = by_query - jnp.sum(own_values * dv, axis=1)
@@ -362,12 +380,12 @@ def _one_head(program: _Program, number, first_of_keys, d_scores, own_scores):
         if not program.releases_late:
             program.release(number)
 
-    return d_scores, add_rest
+    return add_rest
 
 
-def _own_block(head: _Head, since, d_scores, own_scores):
-    """(d_scores with those of pairs of the block's queries and keys, the sum of each query's weights for its decay, its weight
-    of its own key, dv without that)."""
+def _own_block(head: _Head, since, own_scores):
+    """(The sum of each query's weights for its decay, its weight of its own key, dv without that), of pairs of the block's
+    queries and keys. Adds their d_scores in shared memory."""
     program, ref = head.program, head.program.ref
     worker, here = program.worker, (program.sequence, head.head)
     scores, d_weights = head.weigh(worker)
@@ -380,7 +398,7 @@ def _own_block(head: _Head, since, d_scores, own_scores):
     own = [head.lam(level, worker) for level in range(LEVELS_IN_BLOCK)]
     own_weight = own[0] * (diagonal(scores) if own_scores is None else own_scores)
     near_lam = Pairs().near_lam(own)
-    weights, new_d_scores = [], []
+    weights, d_scores = [], []
     by_query, d_lams = zeros(STRIP), LevelSums()
     for strip in range(STRIPS):
         pairs = Pairs()
@@ -393,18 +411,22 @@ def _own_block(head: _Head, since, d_scores, own_scores):
         of_weights *= decayed
         if ref.dlam is not None:
             d_lams.add(strip, pairs, of_scores * of_weights)
-        weight, d_score, near_lam, by_query = d_lams.keep(
-            weight, d_scores[strip] + lam * of_weights, near_lam, by_query
-        )
+        d_score = lam * of_weights
+        if program.heads.share_keys:
+            d_score += plgpu.load(program.d_scores.at[strip], layout=TILE)
+            program.d_scores[strip] = d_score
+        weight, d_score, near_lam, by_query = d_lams.keep(weight, d_score, near_lam, by_query)
         weights.append(weight)
-        new_d_scores.append(d_score)
+        d_scores.append(d_score)
     if program.rows == 2 and program.heads.own_keys:
 
         @pl.when(jnp.logical_and(worker == 0, head.number > 0))
         def _():
-            plgpu.barrier_wait(program.between_read)
+            plgpu.barrier_wait(program.shared.between_read)
 
     program.own_weights[...] = jnp.concatenate(weights, axis=1)
+    if not program.heads.share_keys:
+        program.d_scores[...] = jnp.concatenate(d_scores, axis=1).astype(program.d_scores.dtype)
     plgpu.commit_smem()
     by_query = jnp.sum(by_query, axis=1)
     for level, d_lam in enumerate(d_lams.sums(Pairs()) if ref.dlam is not None else ()):
@@ -420,19 +442,20 @@ def _own_block(head: _Head, since, d_scores, own_scores):
             ref.of_two_blocks[*here, program.tokens(0)] = nothing
 
     dv = product(program.own_weights.T, head.do(worker), program.value_shape)
-    return tuple(new_d_scores), by_query, own_weight, dv
+    return by_query, own_weight, dv
 
 
-def _between_block(head: _Head, row, first_of_keys):
+def _between_block(head: _Head, row):
     """dv from the queries of a later block. Writes dλ and the weights for decays of those queries, and adds the gradients of
     scores in shared memory."""
     program, shared, ref = head.program, head.program.shared, head.program.ref
     worker, here = program.worker, (program.sequence, head.head)
+    plgpu.barrier_wait(program.full_at(head.slot, row))
     scores, d_weights = head.weigh(row)
     last = shared.decay[head.slot, worker, BLOCK - 1]
     to_query = exp2_of_decay(head.since(row) - last)
     by_row = to_query * head.lam(LEVELS_IN_BLOCK, row)
-    weights, d_betweens, d_lam_sum, weighted_sum = [], [], zeros(WIDE), zeros(WIDE)
+    weights, d_lam_sum, weighted_sum = [], zeros(WIDE), zeros(WIDE)
     for part in range(BLOCK // WIDE):
         from_key = columnwise(exp2_of_decay(last - head.since_key(part * WIDE, WIDE)), WIDE_PAIRS)
         of_scores = columns_of(scores, part, WIDE) * from_key
@@ -440,20 +463,14 @@ def _between_block(head: _Head, row, first_of_keys):
         weights_part = rounded(of_scores * rowwise(by_row, WIDE_PAIRS), program.own_weights.dtype)
         d_lam_sum += of_scores * of_weights
         weighted_sum += weights_part.astype(F32) * of_weights
-        d_betweens.append(rowwise(by_row, WIDE_PAIRS) * from_key * of_weights)
+        d_between = rowwise(by_row, WIDE_PAIRS) * from_key * of_weights
+        for column in range(WIDE // STRIP):
+            d_strip, sums = columns_of(d_between, column, STRIP), shared.between.at[part * (WIDE // STRIP) + column]
+            sums[...] = d_strip + plgpu.load(sums, layout=TILE) if program.heads.share_keys else d_strip
         weights.append(weights_part)
     plgpu.commit_smem()  # after the product that read the weights before
     program.own_weights[...] = jnp.concatenate(weights, axis=1)
     plgpu.commit_smem()
-    d_between = jnp.concatenate(d_betweens, axis=1)
-
-    @pl.when(head.number == first_of_keys)
-    def _():
-        shared.between[...] = d_between
-
-    @pl.when(head.number > first_of_keys)
-    def _():
-        shared.between[...] = plgpu.load(shared.between, layout=TILE) + d_between
 
     if ref.dlam is not None:
         ref.dlam[*here, LEVELS_IN_BLOCK, program.tokens(row)] = to_query * jnp.sum(d_lam_sum, axis=1)
@@ -461,53 +478,66 @@ def _between_block(head: _Head, row, first_of_keys):
     return product(program.own_weights.T, head.do(row), program.value_shape)
 
 
+def _loaded(strips):
+    """A tile of pairs, from shared memory [strip, query, key]."""
+    return jnp.concatenate([plgpu.load(strips.at[strip], layout=TILE) for strip in range(STRIPS)], axis=1)
+
+
 def _tree_part(head: _Head, since, dv, dk_sum):
     """dv with what later chunks give to the block's values by way of the chunk's state; adds what they give to its keys."""
     program, shared, worker = head.program, head.program.shared, head.program.worker
-    gradient, values = shared.gradient.at[head.slot], head.values
+    values = head.values
     until_end = exp2_of_decay(shared.decay[head.slot, program.rows - 1, BLOCK - 1] - since)
-    own_values = plgpu.load(values, layout=TILE)
-    values[...] = (rowwise(until_end, program.value_shape) * own_values.astype(F32)).astype(values.dtype)
+    own_values = plgpu.load(values, layout=TILE).astype(F32)
+    values[...] = (rowwise(until_end, program.value_shape) * own_values).astype(values.dtype)
     plgpu.commit_smem()
-    plgpu.wgmma(dk_sum, values, gradient)
     dv_parts, of_keys = [], zeros_by_row()
-    for part in range(program.sizes.value_dim // BLOCK):
-        from_state = product(shared.k.at[head.keys, worker], gradient.at[pl.ds(part * BLOCK, BLOCK)].T, PAIRS)
-        from_later = rowwise(until_end, PAIRS) * from_state
-        of_keys += jnp.sum(from_later * columns_of(own_values, part, BLOCK).astype(F32), axis=1)
-        dv_parts.append(columns_of(dv, part, BLOCK) + from_later)
+    for part in range(program.value_parts):
+        slot = lax.optimization_barrier(program.gradients.slot(head.number * program.value_parts + part))
+        gradient, part_values = shared.gradient.at[slot], values.at[:, pl.ds(part * BLOCK, BLOCK)]
+        program.gradients.wait(slot)
+        plgpu.wgmma(dk_sum, part_values, gradient)
+        of_state = product(shared.k.at[head.keys, worker], gradient.T, PAIRS)
+        of_keys += jnp.sum(of_state * plgpu.load(part_values, layout=TILE).astype(F32), axis=1)
+        dv_parts.append(columns_of(dv, part, BLOCK) + rowwise(until_end, PAIRS) * of_state)
+        plgpu.wgmma_wait(0)
+        program.gradients.release(slot)
     program.ref.of_keys[program.sequence, head.head, program.tokens(worker)] = of_keys
-    plgpu.wgmma_wait(0)
     return jnp.concatenate(dv_parts, axis=1)
 
 
-def _finish(program: _Program, d_scores, dk_sum, keys, here):
-    """dk of the keys in this slot, of the scores' gradients from all heads; writes dq of the queries there."""
+def _finish(program: _Program, number, dk_sum):
+    """dk of the head of this number and of those that share its keys, from all their scores' gradients; writes their dq."""
     shared, worker, own_weights = program.shared, program.worker, program.own_weights
-    own_weights[...] = jnp.concatenate(d_scores, axis=1).astype(own_weights.dtype)
+    keys = program.heads.key_slot(program.ring.slot(number))
     plgpu.commit_smem()
-    plgpu.wgmma(dk_sum, own_weights.T, shared.q.at[keys, worker])
+    d_scores = own_weights if program.heads.share_keys else program.d_scores
+    plgpu.wgmma(dk_sum, d_scores.T, shared.q.at[keys, worker])
 
     def of_queries(dq_sum):
-        plgpu.wgmma(dq_sum, own_weights, shared.k.at[keys, worker])
+        plgpu.wgmma(dq_sum, d_scores, shared.k.at[keys, worker])
         if program.rows == 2:
 
             @pl.when(worker == 1)
             def _():
-                plgpu.barrier_wait(program.between_done)
+                plgpu.barrier_wait(program.shared.between_done)
                 plgpu.wgmma(dq_sum, shared.weights.at[0], shared.k.at[keys, 0])
 
         return dq_sum[...]
 
-    write(program.ref.dq.at[here], pl.run_scoped(of_queries, plgpu.ACC(program.key_shape, F32)), program.sizes)
+    write(
+        program.ref.dq.at[program.place_of_keys(number)],
+        pl.run_scoped(of_queries, plgpu.ACC(program.key_shape, F32)),
+        program.sizes,
+    )
     if program.rows == 2:
 
         @pl.when(worker == 0)
         def _():
             plgpu.commit_smem()  # after the products that read the weights
-            own_weights[...] = plgpu.load(shared.between, layout=TILE).astype(own_weights.dtype)
+            own_weights[...] = _loaded(shared.between).astype(own_weights.dtype)
             plgpu.commit_smem()
-            plgpu.barrier_arrive(program.between_done)
+            plgpu.barrier_arrive(program.shared.between_done)
             plgpu.wgmma(dk_sum, own_weights.T, shared.q.at[keys, 1])
 
     return dk_sum[...]

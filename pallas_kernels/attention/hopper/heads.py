@@ -21,6 +21,7 @@ class Heads:
     def __init__(self, sizes: AttentionSizes, number: int):
         self.number, self.sizes = number, sizes
         self.own_keys = sizes.group_heads == 1 and number > 1
+        self.share_keys = sizes.group_heads > 1 and number > 1
 
     @property
     def axes(self) -> dict[str, int]:
