@@ -488,7 +488,7 @@ def _tree_part(head: _Head, since, dv, dk_sum):
     program, shared, worker = head.program, head.program.shared, head.program.worker
     values = head.values
     until_end = exp2_of_decay(shared.decay[head.slot, program.rows - 1, BLOCK - 1] - since)
-    own_values = plgpu.load(values, layout=TILE).astype(F32)
+    own_values = plgpu.load(values, layout=TILE).astype(F32)  # again, as registers are few
     values[...] = (rowwise(until_end, program.value_shape) * own_values).astype(values.dtype)
     plgpu.commit_smem()
     dv_parts, of_keys = [], zeros_by_row()

@@ -24,8 +24,7 @@ class Ring:
 
     def slot(self, count):
         """The slot of fetch number `count`."""
-        powers_of_two = self.depth & self.depth - 1 == 0
-        return count & self.depth - 1 if powers_of_two else lax.rem(count, self.depth)
+        return lax.rem(count, self.depth)
 
     def to_fill(self, count):
         """The slot for fetch number `count`, once what it held has been used."""
