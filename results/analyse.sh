@@ -25,6 +25,7 @@ done
 for kv in 16 32; do
   analyse mqar mqar-profiles-kv$kv dependence
 done
+analyse copying copy-profiles-seq256 dependence
 analyse interleaved interleaved-128-to-1024 lengths,looks,lam,rows --longest=4096 --max_seeds=32
 analyse interleaved interleaved-steps10000 lengths --longest=1024
 analyse interleaved interleaved-state32-steps10000 lengths --longest=1024
