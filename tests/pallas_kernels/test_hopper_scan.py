@@ -50,7 +50,7 @@ SHAPES = {  # batch, length, groups, heads, K, V
     "one block": ((2, 40, 1, 2, 64, 64), {}),
     "one chunk": ((1, 100, 1, 2, 64, 48), {}),
     "an odd length, a few chunks": ((1, 300, 1, 2, 40, 64), {}),
-    "chunks of one block": ((1, 200, 2, 2, 64, 64), dict(rows=1)),
+    "chunks of one block": ((1, 200, 1, 2, 64, 64), dict(rows=1)),
     "one chunk more than a power of two": ((1, 577, 1, 1, 64, 64), dict(radix=2)),
     "a group for each head, wide": ((1, 260, 2, 2, 128, 128), {}),
     "heads in a group, wide": ((1, 260, 1, 3, 128, 128), dict(state_gradients=1)),

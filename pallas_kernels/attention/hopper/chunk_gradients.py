@@ -291,9 +291,9 @@ def _fetch_all(program: _Program) -> None:
             lams.fetch(ref.lam, sequence, tokens(row), head, shared.lam, slot, row, full)
         if ref.gradients is not None:
             for part in range(program.value_parts):
-                slot = program.gradients.to_fill(number * program.value_parts + part)
+                place = program.gradients.to_fill(number * program.value_parts + part)
                 source = ref.gradients.at[sequence, head, program.index, pl.ds(part * BLOCK, BLOCK)]
-                plgpu.copy_gmem_to_smem(source, shared.gradient.at[slot], program.gradients.full_at(slot))
+                plgpu.copy_gmem_to_smem(source, shared.gradient.at[place], program.gradients.full_at(place))
 
     lax.fori_loop(0, heads.number, fetch, None)
     ring.drain(heads.number)
@@ -354,8 +354,8 @@ def _multiply_all(program: _Program) -> None:
 
 
 def _one_head(program: _Program, number, own_scores):
-    """Adds d_scores of a head in shared memory; returns a function that adds the rest of the gradients of its keys to dk_sum.
-    Both write what is the head's own."""
+    """Puts d_scores of a head into shared memory, or adds them there where heads share keys; returns a function that adds the
+    rest of the gradients of its keys to dk_sum. Both write what is the head's own."""
     program = dataclasses.replace(program, worker=lax.optimization_barrier(program.worker))
     worker, head_number, slot = program.worker, program.first + number, program.ring.slot(number)
     head = _Head(program, number, head_number, slot, program.heads.key_slot(slot))
@@ -385,7 +385,7 @@ def _one_head(program: _Program, number, own_scores):
 
 def _own_block(head: _Head, since, own_scores):
     """(The sum of each query's weights for its decay, its weight of its own key, dv without that), of pairs of the block's
-    queries and keys. Adds their d_scores in shared memory."""
+    queries and keys. Puts or adds their d_scores into shared memory."""
     program, ref = head.program, head.program.ref
     worker, here = program.worker, (program.sequence, head.head)
     scores, d_weights = head.weigh(worker)
@@ -446,8 +446,8 @@ def _own_block(head: _Head, since, own_scores):
 
 
 def _between_block(head: _Head, row):
-    """dv from the queries of a later block. Writes dλ and the weights for decays of those queries, and adds the gradients of
-    scores in shared memory."""
+    """dv from the queries of a later block. Writes dλ and the weights for decays of those queries, and puts or adds the
+    gradients of scores into shared memory."""
     program, shared, ref = head.program, head.program.shared, head.program.ref
     worker, here = program.worker, (program.sequence, head.head)
     plgpu.barrier_wait(program.full_at(head.slot, row))
@@ -520,7 +520,7 @@ def _finish(program: _Program, number, dk_sum):
 
             @pl.when(worker == 1)
             def _():
-                plgpu.barrier_wait(program.shared.between_done)
+                plgpu.barrier_wait(program.shared.between_done)  # the other one has waited for the first block's keys
                 plgpu.wgmma(dq_sum, shared.weights.at[0], shared.k.at[keys, 0])
 
         return dq_sum[...]
