@@ -15,7 +15,7 @@ kind; sequences drawn with replacement and kinds in random order, where Zoology 
 other; gradients clipped at norm 1, where it does not; Adam without weight decay; validation on 100 sequences of each test of
 the mixture; and the model of the preset robust of configs/mqar.py, with two heads of 32 at every width; with state=N one of N.
 
-Guo et al. 2026 (Log-linear attention, arXiv:2506.04761), Table 2, at length 256, as quoted by others: mean (standard deviation)
+Guo et al. 2025 (Log-linear attention, arXiv:2506.04761), Table 2, at length 256, as quoted by others: mean (standard deviation)
 of the accuracy in % over five seeds, for models of width 16, 32 and 64; pairs from 4 to 64:
 
     width                       16            32            64

@@ -264,7 +264,7 @@ class _GatedLayer(MixingLayer):
 class LogLinearMamba2Block(_GatedLayer):
     """Log-linear Mamba-2 block, without residual: convolution, log-linear attention, skip D ⊙ x, gated RMSNorm.
 
-    (Guo et al. 2026.) One projection gives the gate z, x, B, C, Δ and λ's input d. Queries are C, keys B, values Δ x.
+    (Guo et al. 2025.) One projection gives the gate z, x, B, C, Δ and λ's input d. Queries are C, keys B, values Δ x.
     `mixer="gated_linear"` makes it Mamba-2's (Dao & Gu 2024). Further arguments: see `MixingLayer`.
 
     norm_groups: number of groups of features that are normalised separately; None: key_groups.

@@ -50,7 +50,7 @@ def log_linear_delta_attention(
     implementation: Implementation | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], FenwickState]:
-    """Log-linear Gated DeltaNet: log-linear attention whose states overwrite what they hold under a key (Guo et al. 2026).
+    """Log-linear Gated DeltaNet: log-linear attention whose states overwrite what they hold under a key (Guo et al. 2025).
 
         o_t = Σ_{s≤t} λ_t[level(t, s)] · q_tᵀ [Π_{s<r≤t} exp(log_decay_r) (I - β_r k_r k_rᵀ)] β_s k_s v_sᵀ
 

@@ -1,4 +1,4 @@
-"""Log-linear attention: one state a level of a Fenwick tree over the past (Guo et al. 2026)."""
+"""Log-linear attention: one state a level of a Fenwick tree over the past (Guo et al. 2025)."""
 
 from loglinear_jax.ops.log_linear.api import fenwick_step, log_linear_attention
 

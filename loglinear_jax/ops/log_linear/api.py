@@ -51,7 +51,7 @@ def log_linear_attention(
 
         o_t = Σ_{s≤t} λ_t[level(t, s)] · exp(Σ_{s<r≤t} log_decay_r) · (q_t · k_s) · v_s
 
-    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment (Guo et al. 2026, arXiv 2506.04761). O(T log T).
+    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment (Guo et al. 2025, arXiv 2506.04761). O(T log T).
     Nothing is scaled or normalised: divide q by √K beforehand if you want that. Differentiable in every array and in the
     initial state.
 
