@@ -277,14 +277,14 @@ def _fetch_all(program: _Program) -> None:
     sequence, rows, tokens = program.sequence, program.rows, program.tokens
     keys = [(ref.q, shared.q), (ref.k, shared.k)]
     if heads.share_keys:
-        heads.fetch(keys, 0, 0, [tokens(row) for row in range(rows)], shared.keys_full)
+        heads.fetch(keys, 0, 0, {row: tokens(row) for row in range(rows)}, shared.keys_full)
 
     def fetch(number, _):
         head, slot = program.first + number, ring.to_fill(number)
         for row in range(rows):
             full, here = program.full_at(slot, row), (sequence, tokens(row))
-            for source, target in () if heads.share_keys else keys:
-                plgpu.copy_gmem_to_smem(source.at[*here, heads.group(number)], target.at[slot, row], full)
+            if not heads.share_keys:
+                heads.fetch(keys, number, slot, {row: tokens(row)}, full)
             plgpu.copy_gmem_to_smem(ref.v.at[*here, head], shared.v.at[slot, row], full)
             plgpu.copy_gmem_to_smem(ref.do.at[*here, head], shared.do.at[slot, row], full)
             plgpu.copy_gmem_to_smem(ref.decay.at[sequence, head, tokens(row)], shared.decay.at[slot, row], full)

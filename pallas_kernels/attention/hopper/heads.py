@@ -56,10 +56,10 @@ class Heads:
     def fetch(self, pairs, number, slot, blocks, barrier):
         """What the group of the program's head of this number has in arrays [B, T, G, K]: blocks of tokens, into this slot.
 
-        pairs: of such an array and shared memory [slot, block, tokens, K].
+        pairs: of such an array and shared memory [slot, block, tokens, K]. blocks: the tokens of a block by its number.
         """
         for source, target in pairs:
-            for row, tokens in enumerate(blocks):
+            for row, tokens in blocks.items():
                 here = source.at[self.sequence, tokens, self.group(number)]
                 plgpu.copy_gmem_to_smem(here, target.at[slot, row], barrier)
 

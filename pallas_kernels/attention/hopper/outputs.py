@@ -99,7 +99,7 @@ def outputs(
         @pl.when(worker == rows)
         def _fetch():
             limit_registers(40, "decrease", sizes)
-            keys, blocks = [(ref.q, shared.q), (ref.k, shared.k)], [tokens(row) for row in range(rows)]
+            keys, blocks = [(ref.q, shared.q), (ref.k, shared.k)], {row: tokens(row) for row in range(rows)}
             if not heads.own_keys:
                 heads.fetch(keys, 0, 0, blocks, arrived)
             if reads_states:

@@ -78,7 +78,7 @@ def query_gradients(
         @pl.when(worker == rows)
         def _fetch():
             limit_registers(40, "decrease", sizes)
-            queries, blocks = [(ref.q, shared.q)], [tokens(row) for row in range(rows)]
+            queries, blocks = [(ref.q, shared.q)], {row: tokens(row) for row in range(rows)}
             if not heads.own_keys:
                 heads.fetch(queries, 0, 0, blocks, arrived)
 
