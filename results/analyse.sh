@@ -51,3 +51,4 @@ documents books books-longer-seed4 runs/books-longer-seed4 all
 documents books books-controls 'runs/books-fixed runs/books-wide' 0,1,2
 documents books books-fixed-more runs/books-fixed-more all
 documents books books-wide-more runs/books-wide-more all
+documents books books-lam runs/books-lam all
