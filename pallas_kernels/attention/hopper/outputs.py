@@ -173,11 +173,12 @@ def outputs(
             limit_registers(232, "increase", sizes)
             if reads_states or not heads.own_keys:
                 plgpu.barrier_wait(arrived)
-            of_all = None if heads.own_keys else scores_of(0)
+            # Scores of all heads stay in registers, unless the output of a wide V needs these.
+            of_all = None if heads.own_keys or value_dim > BLOCK else scores_of(0)
 
             def one_head(number, count):
                 head, head_slot = first + number, of_heads.to_use(number)
-                reading, scores, scores_before = of_all or scores_of(head_slot)
+                reading, scores, scores_before = of_all or scores_of(heads.key_slot(head_slot))
                 since = plgpu.load(shared.vec_decay.at[head_slot, worker], layout=BY_ROW)
 
                 def lam_of(level):
