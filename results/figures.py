@@ -262,7 +262,7 @@ def fuzzy() -> None:
 def recall_hits() -> None:
     losses: dict[tuple[str, str], dict[str, dict[str, float]]] = {}  # by measure and group, by model, by seed
     longer = f"{SINGLE}+train.num_steps=9125"
-    for name in ("pair", "time", "controls", "fixed-more", "wide-more"):
+    for name in ("pair", "time", "controls", "fixed-more", "wide-more", "lam"):
         with (HERE / f"books/runs/books-{name}-documents.csv").open(encoding="utf-8") as file:
             for line in csv.DictReader(file):
                 seed, measure, group, tokens = (line.pop(key) for key in ("seed", "measure", "group", "tokens"))
@@ -273,7 +273,7 @@ def recall_hits() -> None:
         "by distance": ("tokens since the bigram's last occurrence", "loss on AR hits by distance"),
         "by frequency": ("occurrences of the bigram in the training split", "loss on AR hits by training frequency"),
     }
-    models = ["mlp_softplus", longer, "fixed", f"{SINGLE}+key_dim=256"]
+    models = ["mlp_softplus", "linear", longer, "fixed", f"{SINGLE}+key_dim=256"]
     looks, handles = style.looks_of(models), {}
     figure, axes = style.new_figure(style.FULL_WIDTH, 3.8, 1, 2, sharey=True)
     for axis, (title, (x, measure)) in zip(axes.flat, panels.items(), strict=True):
@@ -283,7 +283,7 @@ def recall_hits() -> None:
             for group in groups:
                 of_group = losses[measure, group]
                 gains.append([loss - of_group[SINGLE][seed] for seed, loss in of_group[model].items()])
-            places, look = np.arange(len(groups)) + 0.2 * (number - 1.5), looks[model]
+            places, look = np.arange(len(groups)) + 0.16 * (number - 2), looks[model]
             for place, values in zip(places, gains, strict=True):
                 axis.plot([place] * len(values), values, ".", color=look.color, markersize=4, alpha=0.5)
             more = ", 7 % more steps" if model == longer else ""
@@ -296,7 +296,7 @@ def recall_hits() -> None:
         style.label_panel(axis, title, f"{x}, from", 10)
         axis.grid(axis="y", color="0.9")
     axes[0, 0].set_ylabel("difference from one state (nats)")
-    message = "mlp_softplus, more steps and a larger state help recall of near, rare bigrams; fixed shows no gain"
+    message = "mlp_softplus, linear, more steps and a larger state help recall of near, rare bigrams; fixed shows no gain"
     save(figure, message, "books/recall-hits", handles)
 
 
