@@ -296,7 +296,9 @@ def recall_hits() -> None:
         style.label_panel(axis, title, f"{x}, from", 10)
         axis.grid(axis="y", color="0.9")
     axes[0, 0].set_ylabel("difference from one state (nats)")
-    message = "mlp_softplus, linear, more steps and a larger state help recall of near, rare bigrams; fixed shows no gain"
+    message = (
+        "mlp_softplus, linear, more steps and a larger state help recall of near, rare bigrams; fixed shows no gain"
+    )
     save(figure, message, "books/recall-hits", handles)
 
 
