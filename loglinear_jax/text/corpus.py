@@ -100,7 +100,7 @@ def open_documents(
             f"tokens: {special[:200] or 'none'}"
         )
     encoder.encode_special_tokens = True
-    return _open(text, encoder, tokenizer, root, {"end_token": end})
+    return _open(text, encoder, tokenizer, root, {"end_token": end, "text_field": text_field})
 
 
 def _cache_folder(cache: str) -> Path:
@@ -116,7 +116,7 @@ def _reading(corpus: str) -> Iterator[None]:
 
 
 def _open(
-    text: Source, encoder: tokenizers.Tokenizer, tokenizer: str, root: Path, documents: dict[str, int] | None = None
+    text: Source, encoder: tokenizers.Tokenizer, tokenizer: str, root: Path, documents: dict[str, Any] | None = None
 ) -> Corpus:
     """The tokens of a text, or of documents with {"end_token": its id}, from the cache or made there."""
     vocab_size = tokenizer_size(encoder)
@@ -138,9 +138,19 @@ def _open(
                 _make(folder, text, encoder, made_from | {"tokenizer": tokenizer})
     except OSError as error:
         raise CorpusError(f"cache: {root} can't be written ({error}): expected another folder as task.cache") from error
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
-    starts = {split: np.fromfile(folder / f"{split}.starts", np.int64) for split in SPLITS} if documents else None
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        tokens = {split: np.memmap(folder / f"{split}.bin", manifest["dtype"], mode="r") for split in SPLITS}
+        starts = {split: np.fromfile(folder / f"{split}.starts", np.int64) for split in SPLITS} if documents else None
+        for split, of_split in manifest["splits"].items():
+            if len(tokens[split]) != of_split["tokens"]:
+                raise ValueError(f"{split}.bin has {len(tokens[split])} tokens, not {of_split['tokens']}")
+            if starts and len(starts[split]) != of_split["documents"] + 1:
+                raise ValueError(f"{split}.starts has not {of_split['documents']} documents")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorpusError(
+            f"cache: {folder} is damaged ({error}): delete it, and the text is tokenised again"
+        ) from error
     return Corpus(**tokens, vocab_size=vocab_size, manifest=manifest, tokenizer=encoder, starts=starts)
 
 

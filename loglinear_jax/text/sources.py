@@ -14,6 +14,7 @@ or a data set of the Hugging Face hub.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import hashlib
 import itertools
 import json
@@ -123,6 +124,8 @@ def share_bounds(path: Path) -> list[int]:
             file.seek(int(size * share))
             data = file.read(BLOCK_BYTES)
             first = data.find(b"\n") + 1 or (data.find(b" ") if len(data) == BLOCK_BYTES else len(data))
+            if first < 0:  # no line and no word ends: between two characters
+                first = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
             bounds.append(int(size * share) + first)
     bounds.append(size)
     if empty := [split for split, (a, b) in zip(SPLITS, itertools.pairwise(bounds), strict=True) if a >= b]:
@@ -300,7 +303,10 @@ def _splits(folder: Path) -> dict[str, Path]:
 
 
 def _files(place: Path) -> list[Path]:
-    files = sorted(path for path in place.rglob("*") if path.suffix in SUFFIXES) if place.is_dir() else [place]
+    files = [place]
+    if place.is_dir():  # Path.rglob would pass over links to folders; one that leads back shows its files several times
+        below = (place / path for path in glob.iglob("**/*", root_dir=place, recursive=True, include_hidden=True))
+        files = sorted({path.resolve(): path for path in below if path.suffix in SUFFIXES}.values())
     if not files:
         raise CorpusError(f"corpus: {place} has no documents: expected {' or '.join(SUFFIXES)} files")
     for file in files:
@@ -319,9 +325,10 @@ def _read(path: Path, text_field: str) -> Iterator[str]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
+            text = decode(line, "corpus", where).removeprefix("\ufeff" if number == 1 else "")
             try:
-                record = json.loads(decode(line, "corpus", where))
-            except (json.JSONDecodeError, RecursionError) as error:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:  # also of a number of too many digits
                 raise CorpusError(f"corpus: {where}: not JSON ({error})") from error
             yield _text_of(record, text_field, where)
 
@@ -331,6 +338,11 @@ def _text_of(record: Any, text_field: str, where: str) -> str:
     if not isinstance(text, str):
         has = f", got the fields {', '.join(record)}" if isinstance(record, Mapping) else ""
         raise CorpusError(f"corpus: {where}: expected an object with a text as text_field={text_field!r}{has}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise CorpusError(f"corpus: {where}: {half!a} is half of a character: expected valid Unicode") from error
     return text
 
 

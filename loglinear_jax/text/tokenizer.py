@@ -125,14 +125,19 @@ def text_after(tokenizer: tokenizers.Tokenizer, prompt: Sequence[int], tokens: I
 
     Bytes that turn out to be no UTF-8 are shown as the replacement character.
     """
-    stream = DecodeStream([int(token) for token in prompt])
+    stream, waiting = DecodeStream([int(token) for token in prompt]), []
     for token in tokens:
+        waiting.append(int(token))
         try:
-            text = stream.step(tokenizer, int(token))
+            text = shown = stream.step(tokenizer, int(token))
         except Exception:  # the library raises nothing narrower for such bytes
-            stream = DecodeStream()
-            text = "\ufffd" + (stream.step(tokenizer, int(token)) or "")
+            stream, waiting = DecodeStream(), [int(token)]
+            shown = stream.step(tokenizer, int(token))
+            text = "\ufffd" + (shown or "")
+        waiting = [] if shown else waiting
         yield text or ""
+    if waiting:  # the last character is not complete
+        yield tokenizer.decode(waiting, skip_special_tokens=False)
 
 
 def _read_folder(folder: Path) -> tokenizers.Tokenizer:

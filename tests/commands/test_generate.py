@@ -87,6 +87,10 @@ def test_a_byte_that_is_no_utf_8_is_replaced():
     assert "".join(text_after(with_bytes(), [1], [*bytes_of("\n"), *bytes_of(b"\xc3"), 2])) == "\n\ufffdb"
 
 
+def test_a_last_character_that_is_not_complete_is_replaced():
+    assert "".join(text_after(with_bytes(), [1], [3, *bytes_of("字".encode()[:2])])) == " of\ufffd\ufffd"
+
+
 def test_text_is_shown_as_soon_as_its_characters_are_complete():
     shown = text_after(with_bytes(), [1], [3, *bytes_of("字"), 2, 3])
     assert list(shown) == [" of", "", "", "字", "b", " of"]

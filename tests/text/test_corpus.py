@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,22 @@ def test_tokens_are_made_once(folder, bpe, cache, monkeypatch):
     monkeypatch.setattr(corpus, "cut_line", None)
     again = open_corpus(str(folder), tokenizer=bpe, cache=cache)
     assert again.train.filename == first.train.filename and again.manifest == first.manifest
+
+
+@pytest.mark.parametrize(("name", "length"), [("train.bin", 100), ("train.bin", 0), ("manifest.json", 10)])
+def test_a_damaged_cache_is_one_line(folder, bpe, cache, name, length):
+    first = open_corpus(str(folder), tokenizer=bpe, cache=cache)
+    os.truncate(Path(first.train.filename).parent / name, length)
+    with pytest.raises(CorpusError, match="is damaged .*: delete it, and the text is tokenised again"):
+        open_corpus(str(folder), tokenizer=bpe, cache=cache)
+
+
+def test_one_line_without_spaces_is_split_between_characters(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("loglinear_jax.text.sources.BLOCK_BYTES", 200)
+    text = "词语很长没有空格" * 200
+    (tmp_path / "long.txt").write_text(text, encoding="utf-8")
+    opened = open_corpus(str(tmp_path / "long.txt"), tokenizer="bytes", cache=cache)
+    assert "".join(opened.tokenizer.decode(x) for x in (opened.train, opened.validation, opened.test)) == text
 
 
 def test_another_source_or_tokenizer_makes_them_anew(folder, bpe, cache, tmp_path):

@@ -16,11 +16,10 @@ DOCUMENTS = {
 }
 
 
-def write_jsonl(path, texts, field="text"):
+def write_jsonl(path, texts, field="text", mark=""):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts)), encoding="utf-8"
-    )
+    lines = (json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(texts))
+    path.write_text(mark + "".join(lines), encoding="utf-8")
 
 
 @pytest.fixture(params=["txt", "jsonl", "jsonl files"])
@@ -30,7 +29,7 @@ def folder(request, tmp_path):
     for split, texts in DOCUMENTS.items():
         texts = [*texts, " \n"]
         if request.param == "jsonl files":
-            write_jsonl(folder / f"{split}.jsonl", texts)
+            write_jsonl(folder / f"{split}.jsonl", texts, mark="\ufeff")
         elif request.param == "jsonl":
             write_jsonl(folder / split / "a.jsonl", texts[:1])
             write_jsonl(folder / split / "deeper" / "b.jsonl", texts[1:])
@@ -90,6 +89,8 @@ def test_documents_without_splits_are_split_by_their_text(tmp_path):
         ('{"text": "a"}\n{"text": \n', "few.jsonl, line 2: not JSON", {}),
         ('["a"]\n', "line 1: expected an object with a text as text_field='text'$", {}),
         ('{"text": "é"}\n', "line 1 is not UTF-8 text: byte 0xe9 at position 10", {}),
+        ('{"text": "a \\ud83d"}\n', r"line 1: '\\ud83d' is half of a character", {}),
+        (f'{{"id": {"1" * 5000}, "text": "a"}}\n', "line 1: not JSON", {}),
     ],
 )  # fmt: skip
 def test_unusable_documents_are_refused_with_a_reason(content, message, given, tmp_path):
@@ -111,6 +112,22 @@ def test_folders_without_documents_are_refused(name, corpus, message, tmp_path):
     write_jsonl(tmp_path / name, ["a"])
     with pytest.raises(CorpusError, match=message):
         opened(tmp_path / corpus, tmp_path)
+
+
+def test_each_field_has_tokens_of_its_own(tmp_path):
+    for split in SPLITS:
+        (tmp_path / f"{split}.jsonl").write_text('{"text": "heron", "body": "stork"}\n', encoding="utf-8")
+    for field, text in (("text", "heron"), ("body", "stork")):
+        assert documents_of(opened(tmp_path, tmp_path, text_field=field), "train") == [text]
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    for split in SPLITS:
+        write_jsonl(tmp_path / "birds" / split / "a.jsonl", ["heron"])
+    write_jsonl(tmp_path / "shelf" / "b.jsonl", ["stork"])
+    (tmp_path / "birds/train/shelf").symlink_to(tmp_path / "shelf")
+    (tmp_path / "birds/train/again").symlink_to(tmp_path / "birds/train")
+    assert documents_of(opened(tmp_path / "birds", tmp_path), "train") == ["heron", "stork"]
 
 
 def test_bytes_are_a_tokenizer_without_a_file():
