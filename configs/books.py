@@ -39,4 +39,4 @@ def smoke(config):
     )  # fmt: skip
 
 
-PRESETS = {"hidden=": set_hidden, "seq=": set_seq_len, "smoke": smoke}
+PRESETS = {"smoke": smoke, "hidden=": set_hidden, "seq=": set_seq_len}

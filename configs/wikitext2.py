@@ -37,4 +37,4 @@ def smoke(config):
     )  # fmt: skip
 
 
-PRESETS = {"hidden=": set_hidden, "released": released_language_config, "words": words, "smoke": smoke}
+PRESETS = {"smoke": smoke, "hidden=": set_hidden, "released": released_language_config, "words": words}

@@ -84,6 +84,9 @@ def test_presets_hold_in_any_order():
         assert get_config(name, presets).to_dict() == get_config(name, backwards).to_dict()
     config = get_config("mqar", "kv=6,smoke,seq=64")
     assert (config.task.seq_len, config.task.num_pairs, config.train.num_steps) == (64, 6, 900)
+    config = get_config("books", "seq=512,hidden=128,smoke")
+    assert (config.task.seq_len, config.model.hidden, config.model.layers) == (512, 128, 2)
+    assert get_config("wikitext2", "released,smoke").model.max_length == 16_384
 
 
 @pytest.mark.parametrize("name", MAD)
