@@ -269,6 +269,8 @@ def _open_corpus(args: argparse.Namespace, models: Mapping[str, Trained]) -> Cor
     for option in ("text_field", "end_token"):
         if getattr(args, option) is not None:
             raise BadInput(f"--{option} is of a --corpus")
+    runs = ((name, trained) for name, trained in models.items() if trained.task is not None)
+    name, first = next(runs, (name, first))
     if not isinstance(first.task, Documents):
         raise BadInput(f"--corpus is missing: {name} was not trained on documents here")
     for trained in models.values():
@@ -339,4 +341,6 @@ def _show(
     of_first, *others = seeds.values()
     if of_first and all(of_model == of_first for of_model in others):
         replace_file(args.out / "seeds.csv", lambda file: write_csv(file, seed_rows(measures, of_first)))
+    else:  # one of an earlier evaluation would be of other models
+        (args.out / "seeds.csv").unlink(missing_ok=True)
     print(f"Written to {args.out}")

@@ -76,6 +76,10 @@ def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, 
     if model is None and args.tokenizer is not None:
         raise BadInput("--tokenizer is of an external checkpoint: a run has its own")
     trained = trained_of_run(args, run) if model is None else _of_others(args, model, stops)
+    if (offset := getattr(trained.task, "target_offset", 1)) != 1:
+        raise BadInput(
+            f"{run} predicts the {trained.task.predicts} (task.target_offset={offset}): expected a model of the next token"
+        )
     if not args.extend_lam:
         return trained
     settings = trained.model.settings.extended()
@@ -103,6 +107,10 @@ def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
     for seed in wanted:
         if seed not in run.seeds:
             raise BadInput(f"--model_seed={seed} is not in this run, which has {run.seeds}")
+        if not math.isfinite(run.best_loss[run.seeds.index(seed)]):
+            log.warning(
+                "%s: seed %s has no finite validation loss: its parameters are the initial ones", run.variant, seed
+            )
     seeds = {seed: run.params(seed) for seed in wanted}
     return Trained(run.model, seeds[wanted[0]], tokenizer, str(run.workdir), task=run.task, seeds=seeds)
 

@@ -210,7 +210,7 @@ def load_run(workdir: str | os.PathLike, variant: str | None = None) -> TrainedV
         best=state.best_params,
         last=state.params,
         best_accuracy=state.best_accuracy,
-        best_loss=state.best_loss,
+        best_loss=np.where(state.best_step >= 0, state.best_loss, np.nan),
         diverged_step=state.diverged_step,
     )
 

@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import json
 import re
+import types
 from types import SimpleNamespace
 
 import jax
@@ -157,7 +158,15 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
         second_untrained = dataclasses.replace(run, best_loss=np.array([3.0, np.nan]))
         patch.setattr("loglinear_jax.runs.loading.load_run", lambda *_: second_untrained)
         assert main([*arguments, "--model_seed=all", "--variant=linear"]) == 0
-    assert "seeds [1] have no finite validation loss and are left out" in capsys.readouterr().err
+        assert "seeds [1] have no finite validation loss and are left out" in capsys.readouterr().err
+        assert main([*arguments, "--model_seed=1", "--variant=linear", f"--out={tmp_path / 'second'}"]) == 0
+        assert "seed 1 has no finite validation loss: its parameters are the initial ones" in capsys.readouterr().err
+        of_the_next_but_one = types.SimpleNamespace(target_offset=2, predicts="token after the next")
+        patch.setattr(
+            "loglinear_jax.runs.loading.load_run", lambda *_: dataclasses.replace(run, task=of_the_next_but_one)
+        )
+        assert main(arguments) == 2
+        assert "predicts the token after the next (task.target_offset=2)" in capsys.readouterr().err
     with (tmp_path / "out/seeds.csv").open(encoding="utf-8", newline="") as file:
         assert {row["seed"] for row in csv.DictReader(file)} == {"0"}
     assert main([*arguments, "--model_seed=0,9"]) == 2
