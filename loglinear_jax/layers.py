@@ -36,6 +36,7 @@ from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import MixerCache, TokenMixer, make_mixer, takes_pieces
 from loglinear_jax.modules import CausalConv, Dense, LinearMaps, RMSNorm, Scaled
 from loglinear_jax.modules.positions import Positions, at_positions
+from pallas_kernels import with_standard_promotion
 
 small_normal = nn.initializers.normal(0.02)
 
@@ -129,7 +130,9 @@ class MixingLayer(nn.Module):
             raise ValueError(
                 f"axis_name is {self.axis_name!r}: expected None with mixer={self.mixer!r}, which has no such field"
             )
-        return make_mixer(self.mixer, **(settings | dict(self.mixer_options) | more), name="mixer")
+        mixer = make_mixer(self.mixer, **(settings | dict(self.mixer_options) | more), name="mixer")
+        mixer.check()
+        return mixer
 
     def _in_proj(
         self, x: Float[Array, "B T D"] | Scaled, sizes: Sequence[int], together: bool, apart: bool = False
@@ -187,6 +190,7 @@ class AttentionLayer(MixingLayer):
     order: str = "qkv"
 
     @nn.compact
+    @with_standard_promotion
     def __call__(
         self,
         x: Float[Array, "B T D"] | Scaled,
@@ -235,6 +239,7 @@ class _GatedLayer(MixingLayer):
     norm_epsilon: float = 1e-5
 
     @nn.compact
+    @with_standard_promotion
     def __call__(
         self,
         x: Float[Array, "B T D"] | Scaled,

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from loglinear_jax import GatedDeltaNetBlock, LogLinearAttention, LogLinearMamba2Block
+from loglinear_jax.mixers import TokenMixer
+from loglinear_jax.settings import SettingError
 
 X = jax.random.normal(jax.random.key(0), (2, 12, 16))
 LAYERS = [
@@ -56,3 +58,42 @@ def test_types_of_activations_and_parameters():
         path: x for path, x in jax.tree_util.tree_leaves_with_path(params) if "lam" not in jax.tree_util.keystr(path)
     }
     assert {x.dtype for x in own.values()} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    ("mixer", "message"),
+    [
+        ("log_linear(dt_min=-1)", "dt_min must be positive, got -1"),
+        ("log_linear(dt_min='a')", "dt_min must be a number, got 'a'"),
+        ("log_linear(qk_norm='False')", "qk_norm must be true or false, got 'False'"),
+        ("log_linear(random_first_position=-5)", "random_first_position must not be negative, got -5"),
+        ("gated_delta(beta_max=3)", "beta_max must be"),
+    ],
+)
+def test_arguments_of_a_mixer_are_checked(mixer, message):
+    with pytest.raises(SettingError, match=message):
+        jax.eval_shape(LogLinearAttention(16, heads=2, mixer=mixer, max_length=16).init, jax.random.key(0), X)
+
+
+class Swapped(TokenMixer):
+    def mix(self, q, k, v, *, cache, max_length):
+        return v.swapaxes(2, 3)
+
+
+class Without(TokenMixer):
+    def mix(self, q, k, v, *, cache, max_length):
+        return v
+
+
+def test_what_a_mixer_of_ones_own_returns_is_checked():
+    q = jnp.ones((2, 3, 4, 8))
+    with pytest.raises(SettingError, match=r"Swapped.mix returns shape \(2, 3, 8, 4\): expected .* = \(2, 3, 4, 8\)(\n|$)"):
+        Swapped().apply({}, q, q, q)
+    with pytest.raises(SettingError, match="Without.mix returns a .*: expected .* and a cache"):
+        Without().apply({}, q, q, q, max_length=3)
+
+
+def test_no_rank_is_promoted_for_the_user():
+    with jax.numpy_rank_promotion("raise"):
+        for layer in LAYERS:
+            jax.eval_shape(layer.init, jax.random.key(0), X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -12,7 +13,7 @@ from flax.typing import Dtype
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops import Implementation, check_attention_settings
-from loglinear_jax.settings import SettingError
+from loglinear_jax.settings import SettingError, in_words, is_of, kind_of, takes_none
 
 DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
 DECAY_PARAMS = ("a_log", "dt_bias")  # a mixer's parameters from which its decays follow
@@ -76,7 +77,15 @@ class TokenMixer(nn.Module):
         if self.dtype is not None:
             q, k, v = (x.astype(self.dtype) for x in (q, k, v))
         packed = {} if segment_ids is None else {"segment_ids": segment_ids}
-        return self.mix(q, k, v, cache=cache, max_length=max_length, **packed, **inputs)
+        mixed = self.mix(q, k, v, cache=cache, max_length=max_length, **packed, **inputs)
+        out = mixed
+        if cache is not None or max_length is not None:
+            out = mixed[0] if isinstance(mixed, tuple) and len(mixed) == 2 else None
+        if getattr(out, "shape", None) != v.shape:
+            got = f"shape {out.shape}" if hasattr(out, "shape") else f"a {type(mixed).__name__}"
+            and_cache = " and a cache" if out is not mixed else ""
+            raise SettingError(f"{type(self).__name__}.mix returns {got}: expected [B, T, H, V] = {v.shape}{and_cache}")
+        return mixed
 
     def mix(self, q, k, v, *, cache, max_length, segment_ids=None, **inputs):
         """What a call returns, of q, k and v in the mixer's dtype; the place of its parameters and submodules."""
@@ -108,6 +117,12 @@ class TokenMixer(nn.Module):
 
     def check(self) -> None:
         """Raises SettingError naming the first field with an impossible value."""
+        for name, hint in typing.get_type_hints(type(self)).items():
+            kind, value = kind_of(hint), getattr(self, name, None)
+            if name == "name" or kind not in (int, float, bool, str) or (value is None and takes_none(hint)):
+                continue
+            if not is_of(value, kind):
+                raise SettingError(f"{name} must be {in_words(kind)}, got {value!r}")
         try:
             check_attention_settings(getattr(self, "chunk_size", None), getattr(self, "implementation", None))
         except ValueError as error:
@@ -155,6 +170,8 @@ class DecayingMixer(TokenMixer):
 
     def check(self) -> None:
         super().check()
+        if not self.dt_min > 0:
+            raise SettingError(f"dt_min must be positive, got {self.dt_min}")
         if self.dt_min > self.dt_max:
             raise SettingError(f"dt_min must not be above dt_max, got dt_min={self.dt_min}, dt_max={self.dt_max}")
 

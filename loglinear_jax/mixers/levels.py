@@ -90,6 +90,8 @@ class LevelMixer(DecayingMixer):
         super().check()
         self.lam_module(parent=None)
         traits = lam_traits(self.lam)
+        if self.random_first_position < 0:
+            raise SettingError(f"random_first_position must not be negative, got {self.random_first_position}")
         if self.lam_levels is not None and (self.lam_levels < 1 or traits.needs_scores):
             raise SettingError(
                 "lam_levels must be None or at least 1, and None for a content-aware λ, got "

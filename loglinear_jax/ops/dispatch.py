@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from loglinear_jax import fenwick
@@ -99,6 +100,8 @@ def operate(
     if implementation is None:
         widths = [x for name, x in arrays.items() if name in "qkv"]
         implementation = "pallas" if operation.kernels_are_best(*widths, chunk_size, precision) else "xla"
+    if isinstance(segment_ids, np.ndarray) and segment_ids.itemsize > 4:  # of which JAX may drop the upper half
+        segment_ids = np.cumsum(np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0, axis=1, dtype=np.int32)
     at_zero = isinstance(first_position, int) and first_position == 0
     out, state = _compiled()(
         *arrays.values(), (initial_state, None if at_zero else first_position, segment_ids), operation=operation,

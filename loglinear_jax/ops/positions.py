@@ -66,9 +66,8 @@ def segment_starts(segment_ids: Int[Array | np.ndarray, "B T"] | None) -> Bool[A
     """Whether each token starts a segment after the first: whether its id differs from that of the token before."""
     if segment_ids is None:
         return None
-    segment_ids = jnp.asarray(segment_ids)
-    first = jnp.zeros_like(segment_ids[:, :1], bool)
-    return jnp.concatenate([first, segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
+    changes = segment_ids[:, 1:] != segment_ids[:, :-1]  # of NumPy's in NumPy: JAX may drop the upper half of an int64
+    return jnp.pad(jnp.asarray(changes), [(0, 0), (1, 0)])
 
 
 def beginnings(starts: Bool[Array, "B T"] | None) -> Int[Array, "B 1 1 T"] | None:

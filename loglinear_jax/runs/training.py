@@ -62,8 +62,8 @@ def run(
     """
     if wandb:
         check_wandb()
-    experiments, sizes = checked_experiments(config)
     chosen = _chosen(config, only)
+    experiments, sizes = checked_experiments(config, chosen if only else None)
     corpus = next(iter(experiments.values())).task.corpus_read  # the same for all variants
     run_folder = RunFolder(workdir, writes=is_main())
     resumed = run_folder.prepare(config, corpus)
@@ -168,9 +168,13 @@ def reporting_memory(program: Program) -> Iterator[None]:
         ) from error
 
 
-def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict[str, str]]:
+def checked_experiments(
+    config: ConfigDict, chosen: Collection[str] | None = None
+) -> tuple[dict[str, Experiment], dict[str, str]]:
     """(what each variant stands for, and the size in words of each model), by variant, after every check that can be made
     before training and writing. Of variants of one model, which differ in training alone, the first has its size.
+
+    chosen: whose models are made, so that a bug in that of another variant stops only its own training; None is all.
 
     Raises ConfigError naming the first invalid setting.
     """
@@ -180,7 +184,11 @@ def checked_experiments(config: ConfigDict) -> tuple[dict[str, Experiment], dict
         task.check_sequences()
     for variant, experiment in experiments.items():
         mesh_for(variant, experiment)
-    first_of_model = {experiment.model: variant for variant, experiment in reversed(experiments.items())}
+    first_of_model = {
+        experiment.model: variant
+        for variant, experiment in reversed(experiments.items())
+        if chosen is None or variant in chosen
+    }
     sizes = {}
     for variant in sorted(first_of_model.values(), key=list(experiments).index):
         experiment = experiments[variant]

@@ -127,8 +127,8 @@ def _hold(lock: IO) -> str:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            lock.flush()
+            with contextlib.suppress(OSError):  # a full disk: who holds it is a courtesy
+                os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             return ""
         except BlockingIOError:
             if time.monotonic() > deadline:

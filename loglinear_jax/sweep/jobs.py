@@ -253,6 +253,8 @@ def _last_line(log: Path) -> str:
         lines = [line for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
     except OSError:
         lines = []
+    while lines and (lines[-1].startswith(("For simplicity, JAX has removed", "-----"))):  # below the error itself
+        lines.pop()
     return lines[-1].strip() if lines else "it left no message"
 
 

@@ -287,3 +287,10 @@ def test_one_token_of_the_delta_rule_in_rows_at_positions_of_their_own_has_gradi
 
     for x, y in zip(gradients("xla"), gradients("recurrent"), strict=True):
         assert relative_error(x, y) < 1e-5
+
+
+def test_all_bits_of_numpys_segment_ids_count():
+    q, k, v, log_decay, lam = random_inputs(1, 1, 6, 1, 2, 4, 4, dtype=np.float32)
+    ids = np.array([[0, 0, 1, 1, 2, 2]])
+    expected = log_linear_attention(q, k, v, log_decay, lam, segment_ids=ids)
+    np.testing.assert_array_equal(log_linear_attention(q, k, v, log_decay, lam, segment_ids=ids << 32), expected)

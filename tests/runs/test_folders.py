@@ -1,5 +1,6 @@
 """Files of a run's folder."""
 
+import errno
 import fcntl
 import os
 import time
@@ -59,3 +60,19 @@ def test_a_variant_that_can_not_be_the_name_of_a_folder_is_refused_before_traini
     with pytest.raises(ConfigError, match="the variant my_lams:Lam"):
         RunFolder(tmp_path / "run").prepare(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_does_not_keep_a_lock_from_being_taken(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writing.os, "write", full)
+    with only_process(tmp_path / "lock"):
+        pass
+
+
+def test_a_variant_whose_name_no_folder_can_have_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"the variant x{60}\.\.\.: its folder's name would have 300 bytes, expected at most 255"
+    ):
+        RunFolder(tmp_path / "run")._check_path(["x" * 300])

@@ -22,7 +22,7 @@ from loglinear_jax.runs.loading import read_run
 from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.writing import only_process, write_json
 from loglinear_jax.sweep.grid import read_grid
-from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, gpus_here, supervise
+from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, _last_line, gpus_here, supervise
 from loglinear_jax.sweep.states import State, track
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY, read_json
@@ -407,3 +407,9 @@ def test_the_gpus_of_this_machine_and_how_many_a_cell_has(tmp_path, monkeypatch)
     ):
         assert sweep(grid_file(tmp_path, "short"), *arguments) == 130
         assert made.pop().free == places
+
+
+def test_the_message_of_a_failed_variant_is_its_error_not_what_jax_writes_below_it(tmp_path):
+    below = "-" * 20 + "\nFor simplicity, JAX has removed its internal frames from the traceback.\n"
+    (tmp_path / "log").write_text("Traceback\nNameError: name 'e' is not defined\n" + below, encoding="utf-8")
+    assert _last_line(tmp_path / "log") == "NameError: name 'e' is not defined"
