@@ -87,7 +87,7 @@ class Without(TokenMixer):
 
 def test_what_a_mixer_of_ones_own_returns_is_checked():
     q = jnp.ones((2, 3, 4, 8))
-    with pytest.raises(SettingError, match=r"Swapped.mix returns shape \(2, 3, 8, 4\): expected .* = \(2, 3, 4, 8\)(\n|$)"):
+    with pytest.raises(SettingError, match=r"Swapped.mix returns shape \(2, 3, 8, 4\): expected .* \(2, 3, 4, 8\)"):
         Swapped().apply({}, q, q, q)
     with pytest.raises(SettingError, match="Without.mix returns a .*: expected .* and a cache"):
         Without().apply({}, q, q, q, max_length=3)

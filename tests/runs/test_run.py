@@ -3,6 +3,7 @@
 import shutil
 import signal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -202,3 +203,18 @@ def test_what_is_no_folder_is_refused_before_training(name, train, tmp_path):
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     code, _, err = train(tmp_path / name)
     assert code == 2 and err.endswith(f"{tmp_path / name.partition('/')[0]} is not a folder, expected one\n")
+
+
+class Buggy(nn.Module):
+    @nn.compact
+    def __call__(self, d):
+        raise NameError("a bug of the user's")
+
+
+def test_a_bug_in_a_variant_stops_that_one_alone():
+    """As in a sweep, which trains each variant by itself."""
+    both = read_config_arguments([*TINY, f"--config.variants=linear,{__name__}:Buggy"]).config
+    experiments, sizes = training.checked_experiments(both, ["linear"])
+    assert len(experiments) == 2 and list(sizes) == ["linear"]
+    with pytest.raises(NameError, match="a bug of the user's"):
+        training.checked_experiments(both)
