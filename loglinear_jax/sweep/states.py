@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from loglinear_jax.command_line import MOST_BYTES_OF_NAME
 from loglinear_jax.config import (
     ConfigError,
     check_effects,
@@ -125,8 +127,11 @@ class Tracked:
 
     @property
     def folder_name(self) -> str:
-        """The name of the folder of its logs."""
-        return shell_safe(f"{self.of.cell.name}--{self.variant}")
+        """The name of the folder of its logs, which ends in a hash where the whole would be too long for one."""
+        name = shell_safe(f"{self.of.cell.name}--{self.variant}")
+        if len(encoded := name.encode()) <= MOST_BYTES_OF_NAME:
+            return name
+        return f"{encoded[:200].decode(errors='ignore')}-{hashlib.sha256(encoded).hexdigest()[:16]}"
 
     @property
     def arguments(self) -> list[str]:

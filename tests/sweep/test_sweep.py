@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from loglinear_jax.runs.outcome import RunSummary
 from loglinear_jax.runs.writing import only_process, write_json
 from loglinear_jax.sweep.grid import read_grid
 from loglinear_jax.sweep.jobs import MEMORY_VARIABLES, LocalJobs, _last_line, gpus_here, supervise
-from loglinear_jax.sweep.states import State, track
+from loglinear_jax.sweep.states import State, Tracked, track
 from loglinear_jax.sweep.worker import Worker
 from tests.runs.tiny import ROOT, TINY, read_json
 
@@ -413,3 +414,10 @@ def test_the_message_of_a_failed_variant_is_its_error_not_what_jax_writes_below_
     below = "-" * 20 + "\nFor simplicity, JAX has removed its internal frames from the traceback.\n"
     (tmp_path / "log").write_text("Traceback\nNameError: name 'e' is not defined\n" + below, encoding="utf-8")
     assert _last_line(tmp_path / "log") == "NameError: name 'e' is not defined"
+
+
+def test_the_folder_of_a_variant_s_logs_has_a_name_that_a_folder_can_have():
+    of = types.SimpleNamespace(cell=types.SimpleNamespace(name="λ" * 80))
+    short, first, second = (Tracked(of, variant, ()).folder_name for variant in ("a", "x" * 200 + "1", "x" * 200 + "2"))
+    assert short == "λ" * 80 + "--a"
+    assert first != second and all(len(os.fsencode(name)) <= 255 for name in (first, second))
