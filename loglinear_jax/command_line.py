@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loglinear_jax.files import existing_part, why_not_local
+from loglinear_jax.files import MOST_BYTES_OF_NAME, bytes_of_longest_name, existing_part, why_not_local
 from loglinear_jax.settings import INT32_MAX, did_you_mean
 
 # Exit codes, beside 0: done.
@@ -24,7 +24,6 @@ BAD_INPUT = 2  # one line on stderr says which
 INTERRUPTED = 130  # what there was to save is saved
 BROKEN_PIPE = 141  # the reader of the output is gone
 
-MOST_BYTES_OF_NAME = 255  # Linux's
 MOST_SHOWN = 1000  # characters of an error
 FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk, or of a user's share of it
 
@@ -175,7 +174,7 @@ def path_pattern(text: str) -> str:
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
     if problem := why_not_local(text):
         raise argparse.ArgumentTypeError(problem)
-    if (longest := max((len(os.fsencode(part)) for part in Path(text).parts), default=0)) > MOST_BYTES_OF_NAME:
+    if (longest := bytes_of_longest_name(text)) > MOST_BYTES_OF_NAME:
         raise argparse.ArgumentTypeError(f"a name of {longest:,} bytes: expected at most {MOST_BYTES_OF_NAME}")
     return os.path.expanduser(text)
 

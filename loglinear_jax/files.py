@@ -10,6 +10,13 @@ from typing import IO
 
 from loglinear_jax.settings import SettingError
 
+MOST_BYTES_OF_NAME = 255  # Linux's
+
+
+def bytes_of_longest_name(path: str) -> int:
+    """Of the names of folders and files in a path."""
+    return max((len(os.fsencode(part)) for part in Path(path).parts), default=0)
+
 
 def local_path(path: str | os.PathLike, argument: str) -> Path:
     """The path that a user gives as `argument`, with the home folder for a ~ at its beginning.

@@ -59,12 +59,10 @@ def check_fields(settings: Any, section: str) -> None:
     for name, field in setting_fields(type(settings)).items():
         value, limits = getattr(settings, name), field.metadata
         kind = kind_of(types[name])
-        or_none = " or None" if takes_none(types[name]) else ""
-        if value is None and or_none:
+        if value is None and takes_none(types[name]):
             continue
-        must = None
-        if kind in _PLAIN and not is_of(value, kind):
-            must = f"be {in_words(kind)}{or_none}"
+        if must := of_another_kind(value, types[name]):
+            pass
         elif kind is int and value > limits["most"]:
             raise SettingError(f"{section}.{name} must be at most {limits['most']:,}, got {value:,}")
         elif limits["choices"] is not None and value not in limits["choices"]:
@@ -87,6 +85,14 @@ _PLAIN = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str}  # w
 def is_of(value: Any, kind: type) -> bool:
     """Whether a value is an int, float, bool or str, as settings have them: NumPy's numbers count; a bool is not one."""
     return isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind is bool)
+
+
+def of_another_kind(value: Any, hint: Any) -> str | None:
+    """What a value must be, such as "be a number or None", if its type is a plain one and it is not of that; else None."""
+    kind, or_none = kind_of(hint), takes_none(hint)
+    if kind not in _PLAIN or is_of(value, kind) or (value is None and or_none):
+        return None
+    return f"be {in_words(kind)}{' or None' * or_none}"
 
 
 def kind_of(hint: Any) -> Any:

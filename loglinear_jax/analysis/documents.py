@@ -105,7 +105,7 @@ def draw_measure(measure: Measure, subject: str) -> Figure:
             axis.set_xticks(x, [measure.groups[group] for group in groups], rotation=20, ha="right")
     for axis in axes[1:]:
         axis.axhline(0, color="0.5", linewidth=1)
-        axis.set_ylabel(f"difference from {first} ({measure.unit})".replace("$", r"\$"))
+        axis.set_ylabel(style.literal(f"difference from {first} ({measure.unit})"))
     style.finish(figure, f"{style.sentence(measure.name)}: {subject}", handles)
     return figure
 

@@ -176,8 +176,12 @@ def wrap(text: str, width: float, size: int) -> str:
     """Breaks each line of a text so that it fits into `width` inches in a font of `size` points."""
     characters = max(int(width * 72 / (CHARACTER * size)), 12)
     text = text.replace(" %", "\N{NO-BREAK SPACE}%").replace("λ: ", "λ:\N{NO-BREAK SPACE}")
-    text = text.replace("$", r"\$")  # between two, Matplotlib would read mathematics
-    return "\n".join(textwrap.fill(line, characters) for line in text.split("\n"))
+    return "\n".join(textwrap.fill(line, characters) for line in literal(text).split("\n"))
+
+
+def literal(text: str) -> str:
+    """A text that Matplotlib shows as it is: between two $ it would read mathematics."""
+    return text.replace("$", r"\$")
 
 
 def title(figure: Figure, text: str) -> None:

@@ -269,13 +269,12 @@ def _open_corpus(args: argparse.Namespace, models: Mapping[str, Trained]) -> Cor
     for option in ("text_field", "end_token"):
         if getattr(args, option) is not None:
             raise BadInput(f"--{option} is of a --corpus")
-    runs = ((name, trained) for name, trained in models.items() if trained.task is not None)
-    name, first = next(runs, (name, first))
+    runs = {name: trained for name, trained in models.items() if trained.task is not None}
+    name, first = next(iter((runs or models).items()))
     if not isinstance(first.task, Documents):
         raise BadInput(f"--corpus is missing: {name} was not trained on documents here")
-    for trained in models.values():
-        if trained.task is not None:
-            RunFolder(trained.tokenizer_name, writes=False).check_corpus(first.task.data)
+    for trained in runs.values():
+        RunFolder(trained.tokenizer_name, writes=False).check_corpus(first.task.data)
     return first.task.data
 
 

@@ -98,16 +98,17 @@ def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
         raise BadInput(f"{run.workdir} holds no language model, but the task {run.config.task.name}")
     tokenizer = load_tokenizer(str(run.workdir))
     wanted = run.seeds[:1] if args.model_seed is None else args.model_seed
+    untrained = [seed for seed, loss in zip(run.seeds, run.best_loss, strict=True) if not math.isfinite(loss)]
     if wanted == ALL:
-        wanted = [seed for seed, loss in zip(run.seeds, run.best_loss, strict=True) if math.isfinite(loss)]
-        if untrained := sorted({*run.seeds} - {*wanted}):
+        wanted = [seed for seed in run.seeds if seed not in untrained]
+        if untrained:
             log.warning("%s: seeds %s have no finite validation loss and are left out", run.variant, untrained)
         if not wanted:
             raise BadInput(f"{run.workdir}: no seed of {run.variant} has a finite validation loss")
     for seed in wanted:
         if seed not in run.seeds:
             raise BadInput(f"--model_seed={seed} is not in this run, which has {run.seeds}")
-        if not math.isfinite(run.best_loss[run.seeds.index(seed)]):
+        if seed in untrained:
             log.warning(
                 "%s: seed %s has no finite validation loss: its parameters are the initial ones", run.variant, seed
             )

@@ -13,7 +13,7 @@ from flax.typing import Dtype
 from jaxtyping import Array, Float, Int
 
 from loglinear_jax.ops import Implementation, check_attention_settings
-from loglinear_jax.settings import SettingError, in_words, is_of, kind_of, takes_none
+from loglinear_jax.settings import SettingError, of_another_kind
 
 DT_MIN, DT_MAX = 1e-3, 0.1  # step sizes start between these, as in Mamba-2
 DECAY_PARAMS = ("a_log", "dt_bias")  # a mixer's parameters from which its decays follow
@@ -118,11 +118,8 @@ class TokenMixer(nn.Module):
     def check(self) -> None:
         """Raises SettingError naming the first field with an impossible value."""
         for name, hint in typing.get_type_hints(type(self)).items():
-            kind, value = kind_of(hint), getattr(self, name, None)
-            if name == "name" or kind not in (int, float, bool, str) or (value is None and takes_none(hint)):
-                continue
-            if not is_of(value, kind):
-                raise SettingError(f"{name} must be {in_words(kind)}, got {value!r}")
+            if must := of_another_kind(value := getattr(self, name, None), hint):
+                raise SettingError(f"{name} must {must}, got {value!r}")
         try:
             check_attention_settings(getattr(self, "chunk_size", None), getattr(self, "implementation", None))
         except ValueError as error:

@@ -16,6 +16,7 @@ from loglinear_jax.losses import chunked_token_losses, summed_loss
 from loglinear_jax.models.settings import MOST_CONV_WIDTH, MixerSettings
 from loglinear_jax.modules import Dense, Embed, RMSNorm, is_one_token_on_gpu, swiglu
 from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
+from loglinear_jax.ops.positions import in_32_bits
 from loglinear_jax.settings import SettingError, other_default, setting
 
 # The parameters, by path, that are matrices [inputs, outputs] of a product.
@@ -199,7 +200,7 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Array, "B T D"], list[LayerCache | None]]:
         """What the head reads, and each block's cache: None each without caches and max_length."""
         x = self.embed(tokens)
-        segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
+        segment_ids = None if segment_ids is None else jnp.asarray(in_32_bits(segment_ids))
         after = []
         for index, block in enumerate(self.blocks):
             x, cache = block(x, None if caches is None else caches[index], max_length, segment_ids)

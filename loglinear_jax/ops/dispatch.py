@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
 import jax
-import numpy as np
 from jaxtyping import Array
 
 from loglinear_jax import fenwick
@@ -23,6 +22,7 @@ from loglinear_jax.ops.checks import (
 from loglinear_jax.ops.continuation import Start, nan_beyond, over_rows, with_more_levels
 from loglinear_jax.ops.decays import to_common_dtypes
 from loglinear_jax.ops.levels import pad_to
+from loglinear_jax.ops.positions import in_32_bits
 from loglinear_jax.ops.sequence_parallel import check_pieces, starts_in_piece
 from loglinear_jax.ops.sharding import over_explicit_axes
 from pallas_kernels import interpreting
@@ -100,8 +100,7 @@ def operate(
     if implementation is None:
         widths = [x for name, x in arrays.items() if name in "qkv"]
         implementation = "pallas" if operation.kernels_are_best(*widths, chunk_size, precision) else "xla"
-    if isinstance(segment_ids, np.ndarray) and segment_ids.itemsize > 4:  # of which JAX may drop the upper half
-        segment_ids = np.cumsum(np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0, axis=1, dtype=np.int32)
+    segment_ids = in_32_bits(segment_ids)
     at_zero = isinstance(first_position, int) and first_position == 0
     out, state = _compiled()(
         *arrays.values(), (initial_state, None if at_zero else first_position, segment_ids), operation=operation,

@@ -11,7 +11,7 @@ for a boundary, so those inside of a segment keep their precision.
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -66,8 +66,16 @@ def segment_starts(segment_ids: Int[Array | np.ndarray, "B T"] | None) -> Bool[A
     """Whether each token starts a segment after the first: whether its id differs from that of the token before."""
     if segment_ids is None:
         return None
-    changes = segment_ids[:, 1:] != segment_ids[:, :-1]  # of NumPy's in NumPy: JAX may drop the upper half of an int64
-    return jnp.pad(jnp.asarray(changes), [(0, 0), (1, 0)])
+    segment_ids = jnp.asarray(in_32_bits(segment_ids))
+    first = jnp.zeros_like(segment_ids[:, :1], bool)
+    return jnp.concatenate([first, segment_ids[:, 1:] != segment_ids[:, :-1]], axis=1)
+
+
+def in_32_bits(segment_ids: Any) -> Any:
+    """NumPy's ids of more bits, of which JAX may drop the upper half, as numbers of segments; others as they are."""
+    if not isinstance(segment_ids, np.ndarray) or segment_ids.itemsize <= 4:
+        return segment_ids
+    return np.cumsum(np.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0, axis=1, dtype=np.int32)
 
 
 def beginnings(starts: Bool[Array, "B T"] | None) -> Int[Array, "B 1 1 T"] | None:

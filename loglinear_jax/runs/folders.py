@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.command_line import MOST_BYTES_OF_NAME
 from loglinear_jax.config import ConfigError, config_differences, read_config, variant_config, variant_names, with_none
-from loglinear_jax.files import existing_part, local_path
+from loglinear_jax.files import MOST_BYTES_OF_NAME, bytes_of_longest_name, existing_part, local_path
 from loglinear_jax.provenance import config_sha256
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome, join_summaries
 from loglinear_jax.runs.writing import (
@@ -224,7 +223,7 @@ class RunFolder:
                     "without [, ] and \\"
                 )
         for name in variants:
-            if (longest := max(len(os.fsencode(part)) for part in Path(name).parts)) > MOST_BYTES_OF_NAME:
+            if (longest := bytes_of_longest_name(name)) > MOST_BYTES_OF_NAME:
                 raise ConfigError(
                     f"the variant {name[:60]}...: its folder's name would have {longest} bytes, expected at most "
                     f"{MOST_BYTES_OF_NAME}"

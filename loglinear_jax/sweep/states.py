@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.command_line import MOST_BYTES_OF_NAME
 from loglinear_jax.config import (
     ConfigError,
     check_effects,
@@ -20,6 +19,7 @@ from loglinear_jax.config import (
     variants_at_rates,
 )
 from loglinear_jax.config.files import read_config_arguments, shell_safe
+from loglinear_jax.files import MOST_BYTES_OF_NAME
 from loglinear_jax.runs.folders import RunFolder, is_finished, train_settings, write_record
 from loglinear_jax.runs.outcome import RunSummary, join_summaries
 from loglinear_jax.runs.writing import RunFailed, one_at_a_time, writing

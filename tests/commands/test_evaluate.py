@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import json
 import re
-import types
 from types import SimpleNamespace
 
 import jax
@@ -161,7 +160,7 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
         assert "seeds [1] have no finite validation loss and are left out" in capsys.readouterr().err
         assert main([*arguments, "--model_seed=1", "--variant=linear", f"--out={tmp_path / 'second'}"]) == 0
         assert "seed 1 has no finite validation loss: its parameters are the initial ones" in capsys.readouterr().err
-        of_the_next_but_one = types.SimpleNamespace(target_offset=2, predicts="token after the next")
+        of_the_next_but_one = SimpleNamespace(target_offset=2, predicts="token after the next")
         patch.setattr(
             "loglinear_jax.runs.loading.load_run", lambda *_: dataclasses.replace(run, task=of_the_next_but_one)
         )
