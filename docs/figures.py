@@ -98,6 +98,8 @@ def measured(row: str, backward: bool = True, table: int | None = None) -> dict[
     """What performance.md has in rows with this text, by T up to 32,768: in one of its tables, or else the first time of a
     call (ms) that the tables of the first shape have."""
     page = (DOCS / "reference" / "performance.md").read_text(encoding="utf-8")
+    if row not in page:
+        raise ValueError(f"performance.md has no row with {row!r}")
     tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
     of_first_shape = [text for text in tables if "| growth" in text or "T=65536" in text]
     found: dict[int, float] = {}
@@ -126,7 +128,7 @@ def time_by_length(axis: Axes) -> None:
 
 def performance() -> None:
     """Time and memory of one call, from the first two tables of performance.md."""
-    triton = {"log-linear, kernels by Triton": ("log-linear, our Triton kernels", style.OTHER_LOOKS[5])}
+    triton = {"log-linear, Triton kernels": ("log-linear, our Triton kernels", style.OTHER_LOOKS[5])}
     bound = {"lower bound": ("inputs read and outputs written once", style.Look("0.6", ""))}
     panels = {
         "forward (ms)": (False, 0), "forward + backward (ms)": (True, 0), "memory, forward + backward (MiB)": (True, 1),
