@@ -33,14 +33,15 @@ analyse interleaved interleaved-state32-steps10000-paper lengths --longest=1024
 analyse tracking tracking-parity lengths --longest=160
 analyse wikitext2 wikitext2-content lengths --longest=4096
 
-# Losses of language models on the test documents, a row for each seed and group of tokens, a column for each variant.
+# Losses of language models on the first tokens of the test documents, 16,384 or as many as the last argument says: a row for
+# each seed and group of tokens, a column for each variant.
 documents() {
-  local kept=results/$1/runs/$2-documents.csv name=$2 run out=runs/$2-documents
+  local kept=results/$1/runs/$2-documents${5:+-$5}.csv name=$2 run out=runs/$2-documents${5:+-$5}
   case $name in $only) ;; *) return 0 ;; esac
   [ -f "$kept" ] && return 0
   for run in $3; do [ -d "$run" ] || return 0; done
   # shellcheck disable=SC2086
-  loglinear_jax evaluate $3 --model_seed="$4" --extend_lam --length=16384 --out="$out"
+  loglinear_jax evaluate $3 --model_seed="$4" --extend_lam --length="${5:-16384}" --out="$out"
   cp "$out/seeds.csv" "$kept"
 }
 
@@ -54,4 +55,5 @@ documents books books-wide-more runs/books-wide-more all
 documents books books-lam runs/books-lam all
 for run in gated-delta softmax; do
   documents books books-$run runs/books-$run all
+  documents books books-$run runs/books-$run all 4096
 done
