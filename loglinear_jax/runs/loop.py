@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from loglinear_jax.config import ConfigError, Experiment, naming
@@ -76,13 +75,13 @@ class Member:
 class Program:
     """Trains variants that differ in their rates only, each to its end, or until a stop is asked for.
 
-    Members whose newest readable checkpoint is of another step than the first one's are left out when it runs. wandb: the
-    project in which W&B shows them, if any.
+    When it runs, members are left out whose newest readable checkpoint is of another step than that of the first one that has
+    not ended, unless they had ended before. wandb: the project in which W&B shows them, if any.
     """
 
     def __init__(self, members: Sequence[Member], stop: StopOnSignal, wandb: str = ""):
         self.members, self.stop, self.wandb = list(members), stop, wandb
-        self.first, experiment = members[0].variant, members[0].experiment
+        experiment = members[0].experiment
         self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.seeds
         self.trainer = SeedTrainer(experiment.model, self.task, self.settings)
         self.many = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment))
@@ -143,20 +142,27 @@ class Program:
     def _training(self) -> list[Member]:
         return [member for member in self.members if member.end is None]
 
-    def _end_finished(self, state: SeedState, data: Any = None) -> None:
-        """Saves and ends the members at the last step, or at an evaluation that scored the last state of all their seeds."""
-        step, active = step_of(state), to_host(state.active)
+    def _end_finished(self, state: SeedState, data: Any) -> None:
+        """Saves and ends the members that have come to their end."""
+        active = to_host(state.active)
         for member in self._training():
-            has_stopped = step % self.settings.eval_every == 0 and not active[member.rows].any()
-            if step >= self.settings.num_steps or has_stopped:
+            if self._is_end(step_of(state), active[member.rows]):
                 member.save(state, data)
                 member.end = member.part(state)
+
+    def _is_end(self, step: int, active: np.ndarray) -> bool:
+        """Whether it is the last step, or an evaluation that scored the last state of all seeds."""
+        return step >= self.settings.num_steps or (step % self.settings.eval_every == 0 and not active.any())
 
     # --- The beginning ------------------------------------------------------------------------------------------------
 
     def _restore(self, stack: contextlib.ExitStack) -> SeedState:
-        """The state of all members: from their newest checkpoints, or new."""
-        states = []
+        """The state of all members, from their newest checkpoints or new.
+
+        The seeds of a member that has ended stay as they are, and are computed along: a program of fewer members has arrays of
+        other shapes, and so rounds differently.
+        """
+        states: list[Any] = []
         for member in self.members:
             member.checkpoints = stack.enter_context(Checkpoints(member.folder.checkpoints))
             state = member.checkpoints.restore_latest(self.many.abstract_state())
@@ -166,21 +172,24 @@ class Program:
                     "away"
                 )
             member.saved = None if state is None else step_of(state)
+            member.end = state if state is not None and self._is_end(member.saved, to_host(state.active)) else None
             states.append(state)
-        together = [pair for pair in zip(self.members, states, strict=True) if pair[0].saved == self.members[0].saved]
+        training = self._training()
+        step = training[0].saved if training else max(member.saved for member in self.members)
+        together = []
+        for member, state in zip(self.members, states, strict=True):
+            if member.saved == step:
+                together.append((member, state))
+            elif member.end is not None and step is not None and member.saved < step:
+                together.append((member, state.replace(step=np.full_like(state.step, step))))
         self.members, states = map(list, zip(*together, strict=True))
-        if len(self.members) > 1:
+        several = len(self.members) > 1
+        if several:
             self.many = self._of_several_rates()
-            for index, member in enumerate(self.members):
-                member.rows = slice(index * len(self.seeds), (index + 1) * len(self.seeds))
-        state = states[0]
-        if state is None:
-            state = self.many.init(self.many.seeds)
-        elif len(states) > 1:
-            joined = jax.tree.map(lambda *parts: np.concatenate([np.asarray(x) for x in parts]), *states)
-            state = jax.device_put(joined, self.many.state_sharding)
+        for index, member in enumerate(self.members):
+            member.rows = slice(index * len(self.seeds), (index + 1) * len(self.seeds)) if several else slice(None)
+        state = self.many.init(self.many.seeds) if step is None else joined(states, self.many.state_sharding)
         self._report_diverged(state)
-        self._end_finished(state)
         self.idle = IdleSeeds(self.many, self.settings, self._joint_records(step_of(state)))
         return state
 
@@ -199,13 +208,18 @@ class Program:
         return [{"step": step, "active": [x for of_one in active for x in of_one.get(step, none)]} for step in steps]
 
     @property
+    def first(self) -> str:
+        """The first variant."""
+        return self.members[0].variant
+
+    @property
     def name(self) -> str:
         """What messages call it."""
         also = len(self.members) - 1
         return self.first + (f" and {also} of other rates" if also else "")
 
     def _announce(self, state: SeedState) -> None:
-        if self.members[0].saved is not None:
+        if self._training()[0].saved is not None:
             log.info("%s: going on from step %d", self.name, step_of(state))
         rates = f" at each of {len(self.members)} rates" if len(self.members) > 1 else ""
         log.info("%s: %d seed(s)%s on %d device(s)", self.name, len(self.seeds), rates, self.many.mesh.size)
@@ -256,7 +270,7 @@ class Program:
     def _report_diverged(self, state: SeedState) -> None:
         """Warns once of each seed that diverged."""
         diverged = to_host(state.diverged_step)
-        for member in self._training():
+        for member in self.members:
             for seed, step in zip(self.seeds, diverged[member.rows], strict=True):
                 if step >= 0 and (member.variant, seed) not in self._reported:
                     self._reported.add((member.variant, seed))
@@ -268,8 +282,8 @@ class Program:
     def outcomes(self) -> Iterator[tuple[Member, VariantOutcome]]:
         """The outcomes of the members, which have all come to their end, with the test of their best parameters."""
         log.info("%s: measuring on the test set", self.name)
-        best = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(member.end.best_params for member in self.members))
-        tested = measure_test(self.many, jax.device_put(best, self.many.params_sharding))
+        best = joined([member.end.best_params for member in self.members], self.many.params_sharding)
+        tested = measure_test(self.many, best)
         for member in self.members:
             yield member, self._outcome(member, of_rows(tested, member.rows))
 
@@ -323,6 +337,13 @@ class IdleSeeds:
         parts = len(self._many.trainer.task.trained_on.parts)
         if min(self._idle_seed_steps, ahead) >= steps_worth_compiling() * parts:
             self.rows, self._idle_seed_steps = self._many.rows_to_train(self._active), 0
+
+
+def joined(parts: Sequence[Any], sharding: Any) -> Any:
+    """Trees of several members as one, with their rows one after the other."""
+    if len(parts) == 1:  # perhaps cut over several processes
+        return jax.device_put(parts[0], sharding)
+    return jax.device_put(jax.tree.map(lambda *rows: np.concatenate([np.asarray(x) for x in rows]), *parts), sharding)
 
 
 def of_rows(tested: Any, rows: slice) -> Any:

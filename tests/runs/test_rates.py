@@ -9,11 +9,12 @@ import pytest
 
 from loglinear_jax.config import variant_names
 from loglinear_jax.config.files import read_config_arguments
-from loglinear_jax.runs import load_run, loop, read_run, training
+from loglinear_jax.runs import checkpoints, load_run, loop, read_run, training
+from loglinear_jax.runs.folders import read_lines
 from loglinear_jax.train import ManySeeds, device_mesh
-from tests.runs.tiny import TINY
+from tests.runs.tiny import TINY, assert_same_run
 
-RATES = [0.02, 0.001]
+RATES = [0.02, 0.0005]
 SETTINGS = "--config.variants=linear", "--config.train.num_steps=40", "--config.train.patience=2"
 
 
@@ -23,6 +24,7 @@ def config(rates, *more):
 
 
 VARIANTS = variant_names(config(RATES))
+ONE_SEED = "--config.train.num_seeds=1"  # at one rate or two, other bits come out
 
 
 def train_with_an_interruption(workdir):
@@ -60,7 +62,7 @@ def assert_same(workdir, variant, expected, other):
 def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch):
     """On one device with the data of a seed in common. (On several: tests/train.)"""
     monkeypatch.setattr(loop, "device_mesh", functools.partial(device_mesh, devices=jax.devices()[:1]))
-    assert VARIANTS == ["linear+train.learning_rate=0.02", "linear+train.learning_rate=0.001"]
+    assert VARIANTS == ["linear+train.learning_rate=0.02", "linear+train.learning_rate=0.0005"]
     together = tmp_path / "together"
     assert train_with_an_interruption(together) == {2}
     training.run(config(RATES[1:]), tmp_path / "alone")
@@ -80,6 +82,51 @@ def test_each_rate_ends_as_it_would_alone(tmp_path, monkeypatch):
     training.run(config(RATES), tmp_path / "run")
     for variant in VARIANTS:
         assert_same(tmp_path / "run", variant, together, variant)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_rates(tmp_path_factory):
+    """A run on one device, with all of its checkpoints, in which the first rate ends at step 15 and the second one at 35."""
+    workdir = tmp_path_factory.mktemp("rates") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "device_mesh", functools.partial(device_mesh, devices=jax.devices()[:1]))
+        patch.setattr(checkpoints, "KEEP", 10)
+        training.run(config(RATES, ONE_SEED), workdir)
+    assert [saved(workdir, variant) for variant in VARIANTS] == [{10, 15}, {10, 20, 30, 35}]
+    return workdir
+
+
+def saved(workdir, variant):
+    return {int(path.name) for path in (workdir / variant / "checkpoints").iterdir()}
+
+
+def cut_short(workdir, left):
+    """Leaves of each variant the checkpoints of these steps, and no outcome."""
+    (workdir / "summary.json").unlink()
+    for variant, steps in zip(VARIANTS, left, strict=True):
+        (workdir / variant / "outcome.json").unlink()
+        for step in saved(workdir, variant) - steps:
+            shutil.rmtree(workdir / variant / "checkpoints" / str(step))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("left", "from_steps"),
+    [
+        pytest.param([{10, 15}, {10, 20, 30}], [[0], [0, 30]], id="one had ended early"),
+        pytest.param([{10, 15}, {20, 30, 35}], [[0], [0]], id="all had ended, none was tested"),
+    ],
+)
+def test_rates_that_were_cut_short_end_with_the_same_bits(undisturbed_rates, tmp_path, monkeypatch, left, from_steps):
+    """On one device, whose shapes say how many rates it trains."""
+    monkeypatch.setattr(loop, "device_mesh", functools.partial(device_mesh, devices=jax.devices()[:1]))
+    workdir = tmp_path / "run"
+    shutil.copytree(undisturbed_rates, workdir)
+    cut_short(workdir, left)
+    training.run(config(RATES, ONE_SEED), workdir)
+    processes = [read_lines(workdir / variant / "processes.jsonl") for variant in VARIANTS]
+    assert [[process["from_step"] for process in lines] for lines in processes] == from_steps
+    assert_same_run(workdir, undisturbed_rates, VARIANTS)
 
 
 def test_what_one_program_trains():
@@ -102,18 +149,19 @@ def test_what_one_program_trains():
 
 @pytest.mark.slow
 def test_half_of_the_rates_are_trained_at_a_time_where_memory_runs_out(tmp_path, monkeypatch):
-    sizes, train = [], loop.Program.run
+    sizes, train_steps = [], ManySeeds.train_steps
 
-    def run(program, process):
-        sizes.append(len(program.members))
-        if len(program.members) > 1:
+    def needs_memory(self, state, data, *arguments):
+        sizes.append(len(self.numbers))
+        if len(self.numbers) > 2:  # seeds times rates
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")
-        train(program, process)
+        return train_steps(self, state, data, *arguments)
 
-    monkeypatch.setattr(loop.Program, "run", run)
+    monkeypatch.setattr(ManySeeds, "train_steps", needs_memory)
     short = "--config.train.num_steps=10"
     assert training.run(config(RATES, short), tmp_path).summary.variants.keys() == set(VARIANTS)
-    assert sizes == [2, 1, 1]
+    assert sizes == [4, 2, 2, 2, 2]
+    assert [read_run(tmp_path).metrics(variant)["val_loss"].shape for variant in VARIANTS] == [(2, 2), (2, 2)]
 
 
 def test_a_members_rows_of_what_was_tested():
