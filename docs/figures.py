@@ -113,11 +113,11 @@ def measured(row: str, backward: bool = True, table: int | None = None) -> dict[
 
 def time_by_length(axis: Axes) -> None:
     """Time of one call, forward and backward, on one H200."""
-    places = [(9500, 0.42), (2050, 38), (2500, 0.13), (2050, 190)]
+    places = [(9500, 0.42), (2050, 22), (2500, 0.13), (4700, 80)]
     for (row, (label, look)), place in zip(PEERS.items(), places, strict=True):
         at = measured(row)
         style.draw_line(axis, list(at), list(at.values()), **look._asdict())
-        name(axis, label if label.startswith("softmax") else label.replace(", ", ",\n"), place, look.color)
+        name(axis, label.replace(", ", ",\n").replace("DNN ", "DNN\n"), place, look.color)
     axis.set_yscale("log")
     style.length_axis(axis, (2048, 8192, 32768))
     axis.set(xlabel="T (tokens)", ylabel="ms, forward + backward", ylim=(0.1, 300))
