@@ -36,6 +36,7 @@ from loglinear_jax.fenwick import num_levels
 from loglinear_jax.mixers import MixerCache, TokenMixer, make_mixer, takes_pieces
 from loglinear_jax.modules import CausalConv, Dense, LinearMaps, RMSNorm, Scaled
 from loglinear_jax.modules.positions import Positions, at_positions
+from loglinear_jax.ops.checks import check_segment_ids
 from pallas_kernels import with_standard_promotion
 
 small_normal = nn.initializers.normal(0.02)
@@ -53,20 +54,20 @@ Output = Float[Array, "B P F"] | tuple[Float[Array, "B P F"], LayerCache]
 
 
 class MixingLayer(nn.Module):
-    """Base of the layers: arguments and methods that all of them have.
+    """Base of the layers, with the arguments and methods that all layers have.
 
     Attributes:
       features: D of the output.
       heads: number of heads, H.
       head_dim: width V of a head's values; None: features / heads.
       key_dim: width K of queries and keys; None: head_dim.
-      key_groups: groups of heads that share keys; None: one group per head.
-      mixer: name or import path, with keyword arguments: see loglinear_jax.mixers.
+      key_groups: number of groups of heads that share keys; None: one group per head.
+      mixer: name or import path, may have keyword arguments: see loglinear_jax.mixers.
       lam: name or import path of λ, if the mixer has one: see loglinear_jax.lam.
       max_length: the longest sequence that λ has levels for.
       chunk_size: as in log_linear_attention, if the mixer takes it.
       implementation: as in log_linear_attention, if the mixer takes it.
-      mixer_options: further settings of the mixer, used for fields that it has and `mixer` does not set.
+      mixer_options: further settings of the mixer, for fields that it has and that `mixer` does not set.
       conv_width: width of a short causal convolution over queries, keys and values; 0: none.
       conv_bias: whether that convolution has a bias.
       kernel_init: initializer of the projections.
@@ -115,6 +116,16 @@ class MixingLayer(nn.Module):
         """(G, K)"""
         groups = self.heads if self.key_groups is None else self.key_groups
         return groups, self.head_size if self.key_dim is None else self.key_dim
+
+    def _check(self, x: Any, segment_ids: Any) -> None:
+        """Raises ValueError for sizes below 1, and for x and segment_ids of other shapes."""
+        for name in ("features", "heads", "head_dim", "key_dim", "key_groups", "max_length"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        shape = jnp.shape(x.values if isinstance(x, Scaled) else x)
+        if len(shape) != 3 or 0 in shape:
+            raise ValueError(f"x has shape {shape}: expected [B, T, D] with at least one of each")
+        check_segment_ids(segment_ids, *shape[:2])
 
     def _token_mixer(self, **more: Any) -> TokenMixer:
         """The mixer, as a submodule."""
@@ -200,6 +211,7 @@ class AttentionLayer(MixingLayer):
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Output:
         """positions: where the output is computed, from all x."""
+        self._check(x, segment_ids)
         mixer = self._token_mixer()
         groups, key_dim = self.key_sizes
         of = {"q": groups * key_dim, "k": groups * key_dim, "v": self.value_size}
@@ -217,7 +229,7 @@ class AttentionLayer(MixingLayer):
 
 
 class LogLinearAttention(AttentionLayer):
-    """Log-linear attention with its projections, as a layer from [B, T, D] to [B, T, features]; other mixers by `mixer`.
+    """Log-linear attention, or another `mixer`, with its projections: a layer from [B, T, D] to [B, T, features].
 
     Arguments: see `MixingLayer`.
 
@@ -247,6 +259,7 @@ class _GatedLayer(MixingLayer):
         max_length: int | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Output:
+        self._check(x, segment_ids)
         mixer = self._token_mixer(scale_values=True, scale_queries=True)
         groups, key_dim = self.key_sizes
         keys = groups * key_dim
@@ -270,9 +283,9 @@ class LogLinearMamba2Block(_GatedLayer):
     """Log-linear Mamba-2 block, without residual: convolution, log-linear attention, skip D ⊙ x, gated RMSNorm.
 
     (Guo et al. 2025.) One projection gives the gate z, x, B, C, Δ and λ's input d. Queries are C, keys B, values Δ x.
-    `mixer="gated_linear"` makes it Mamba-2's (Dao & Gu 2024). Further arguments: see `MixingLayer`.
+    With `mixer="gated_linear"` it is Mamba-2's block (Dao & Gu 2024). Further arguments: see `MixingLayer`.
 
-    norm_groups: number of groups of features that are normalised separately; None: key_groups.
+    norm_groups: number of feature groups that are normalised separately; None: key_groups.
 
     Examples:
       >>> import jax
@@ -295,8 +308,8 @@ class LogLinearMamba2Block(_GatedLayer):
 class GatedDeltaNetBlock(_GatedLayer):
     """Gated DeltaNet block, without residual: convolution, the delta rule with unit queries and keys, gated RMSNorm.
 
-    (Yang, Kautz and Hatamizadeh 2025.) `mixer="log_linear_delta"` gives it a state for each level. Queries of one state are
-    divided by √K. Arguments: see `MixingLayer`.
+    (Yang, Kautz and Hatamizadeh 2025.) `mixer="log_linear_delta"` gives it a state for each level. With a single state,
+    queries are divided by √K. Arguments: see `MixingLayer`.
 
     Examples:
       >>> import jax

@@ -75,6 +75,28 @@ def test_arguments_of_a_mixer_are_checked(mixer, message):
         jax.eval_shape(LogLinearAttention(16, heads=2, mixer=mixer, max_length=16).init, jax.random.key(0), X)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "x", "segment_ids", "message"),
+    [
+        ({"heads": 0}, X, None, "heads must be at least 1, got 0"),
+        ({"key_groups": 0}, X, None, "key_groups must be at least 1, got 0"),
+        ({}, X[0], None, r"x has shape \(12, 16\): expected \[B, T, D\] with at least one of each"),
+        ({}, X[:0], None, r"x has shape \(0, 12, 16\): expected \[B, T, D\]"),
+        ({}, X[:, :0], None, r"x has shape \(2, 0, 16\): expected \[B, T, D\]"),
+        ({}, X, np.zeros((2, 11), int), r"segment_ids has shape \(2, 11\): expected \[B, T\] = \(2, 12\)"),
+    ],
+)
+@pytest.mark.parametrize("layer", LAYERS[1:], ids=lambda layer: type(layer).__name__)
+def test_arguments_of_a_layer_are_checked(layer, sizes, x, segment_ids, message):
+    """Shapes by the check alone: before it the types of a call are checked, which only tests do."""
+    layer = layer.clone(**sizes)
+    with pytest.raises(ValueError, match=message):
+        layer._check(x, segment_ids)
+    if x.ndim == 3 and segment_ids is None:
+        with pytest.raises(ValueError, match=message):
+            layer.init(jax.random.key(0), x)
+
+
 class Swapped(TokenMixer):
     def mix(self, q, k, v, *, cache, max_length):
         return v.swapaxes(2, 3)

@@ -18,7 +18,7 @@ from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.config.building import checked_experiment
 from loglinear_jax.models import OwnSettings
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set, shared_seeds
 from loglinear_jax.statistics import mcnemar, mean_difference, mean_interval
 from loglinear_jax.tasks import ACCURACY, CONVERGED_ACCURACY, SOLVED_ACCURACY
 
@@ -111,7 +111,8 @@ def differences(run: Run) -> Table | None:
     variants = on_one_set(run.outcomes)
     pairs, score, rows = pairs_of_like_rates(run, variants), run.task.score, []
     for name_a, name_b in pairs:
-        a, b = variants[name_a], variants[name_b]
+        seeds = shared_seeds([variants[name_a], variants[name_b]])
+        a, b = (variants[name].of_seeds(seeds) for name in (name_a, name_b))
         values = np.array([a.shown, b.shown])
         row = {"A": name_a, "B": name_b}
         values = values[:, there := np.isfinite(values).all(0)]

@@ -23,7 +23,7 @@ from loglinear_jax.analysis.table import Cell, Table
 from loglinear_jax.components import split_outside
 from loglinear_jax.config import SWEPT
 from loglinear_jax.runs.loading import Run
-from loglinear_jax.runs.outcome import VariantOutcome, on_one_set
+from loglinear_jax.runs.outcome import VariantOutcome, on_one_set, shared_seeds
 from loglinear_jax.statistics import (
     FEWEST_FOR_INTERVAL,
     cross_fit,
@@ -97,7 +97,7 @@ def by_variant(run: Run, outcomes: Mapping[str, VariantOutcome] | None = None) -
 
 
 def by_rate(run: Run) -> dict[str, list[AtRate]]:
-    """Groups a run's outcomes by variant and learning rate, for variants with several rates."""
+    """Group a run's outcomes by variant and learning rate, for variants with several rates."""
     return {variant: group for variant, group in by_variant(run).items() if len(group) > 1}
 
 
@@ -146,17 +146,18 @@ class Chosen(NamedTuple):
 def chosen_rate(score: Score, group: Sequence[AtRate]) -> Chosen:
     """Choose the best of a variant's rates on one half of the seeds, report it on the other, and the reverse.
 
-    Every seed counts once, at rates that were chosen without it, on average over many halvings (`cross_fit`): nothing is
-    selected on what is reported. It is the outcome of choosing with half of the seeds, not of one rate.
+    Every seed counts once, at rates that were chosen without it, on average over many halvings (`cross_fit`): no seed
+    both chooses and is reported. The result is that of choosing with half of the seeds, not of one rate.
 
     Args:
         score: of the task.
-        group: the variant's outcomes, as `by_variant` has them.
+        group: the variant's outcomes, as `by_variant` gives them.
 
     Returns:
-        The choice; of a variant with one rate alone, what it has there. Of several rates one seed has nothing to report.
+        The choice; for a variant with a single rate, its values there. With several rates and one seed there is nothing
+        to report.
     """
-    values = _shown(group)
+    values = _shown(group, shared_seeds(at.outcome for at in group))
     if len(group) == 1:
         return Chosen(tuple(group), values[0], *mean_interval(cells.finite(values[0])))
     rows, shown = cross_fit(values, score.higher_is_better)
@@ -171,11 +172,12 @@ def difference_at_best_rates(
     Returns:
         (mean over seeds of a - b, low, high, p), as `cross_fit_difference`.
     """
-    return cross_fit_difference(_shown(a), _shown(b), score.higher_is_better)
+    seeds = shared_seeds(at.outcome for at in (*a, *b))
+    return cross_fit_difference(_shown(a, seeds), _shown(b, seeds), score.higher_is_better)
 
 
-def _shown(group: Sequence[AtRate]) -> Float[np.ndarray, "rates seeds"]:
-    return np.array([at.outcome.shown for at in group])
+def _shown(group: Sequence[AtRate], seeds: Sequence[int]) -> Float[np.ndarray, "rates seeds"]:
+    return np.array([at.outcome.of_seeds(seeds).shown for at in group])
 
 
 # --- Tables and the figure of a run; None if it has one rate alone ----------------------------------------------------
@@ -239,7 +241,7 @@ def differences_at_best_rates(run: Run) -> Table | None:
     what = f"{score.name} A − B" + (", points" if score.unit == "%" else "")
     for a, b in itertools.combinations(variants, 2):
         *difference, p = difference_at_best_rates(score, variants[a], variants[b])
-        row = {"A": a, "B": b, "seeds": str(len(variants[a][0].outcome.seeds))}
+        row = {"A": a, "B": b, "seeds": str(len(shared_seeds(at.outcome for at in (*variants[a], *variants[b]))))}
         row[f"{what} [95 % interval]"] = cells.with_interval(*difference, digits=2, sign="+", name="mean_difference")
         rows.append(row | {"p": Cell(cells.short_p(p, 2), p=p)})
     note = (

@@ -20,6 +20,7 @@ from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.style import save, sentence
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.progress import progress_bar
+from loglinear_jax.runs.folders import is_finished, train_settings
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
 from loglinear_jax.runs.writing import NoReadableCheckpoint, replace_file
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 MANY_ROWS = 12  # of a table: above them it is shown only when opened
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
 MOST_KEPT = 1 << 30  # bytes of layers' values
+MOST_OF_STEM = 240  # characters of the names of a report's files, without their endings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Choices:
 
     sections: Sequence[str] | None = setting(None, "sections of the report, or import paths of your own (default: all)")
     seeds: Sequence[int] | None = setting(None, "seeds whose λ is drawn (default: the first three)")
-    max_seeds: int | None = setting(None, "most seeds of each variant to average over (default: all)", least=1)
+    max_seeds: int | None = setting(None, "seeds per variant to average over, at most (default: all)", least=1)
     layer: int = setting(-1, "layer whose λ and attention rows are drawn; -1 is the last")
     head: int = setting(0, "head whose λ and attention rows are drawn")
     example: int = setting(0, "number of the sequence that is drawn, from 0", least=0)
@@ -96,12 +98,12 @@ class Report:
         Args:
             part: where it is shown; a table with more than MANY_ROWS rows is folded.
             shown: the figure or table.
-            stem: of its files, which no other may have.
+            stem: of its files; it is cut where it is too long, and gets a number where others have it.
             title: in the report; a table has one of its own.
             note: below it; a table has one of its own.
         """
-        if stem in self._stems:
-            raise ValueError(f"two figures or tables are called {stem}")
+        stem = stem[:MOST_OF_STEM]
+        stem = next(one for one in (stem, *(f"{stem}-{n}" for n in range(2, 1000))) if one not in self._stems)
         self._stems.add(stem)
         item = {"title": title, "note": note, "folded": isinstance(shown, Table) and len(shown.rows) > MANY_ROWS}
         if isinstance(shown, Table):
@@ -247,7 +249,11 @@ class Context:
         """Returns each seed's accuracy, as a share of 1, with the parameters that are shown, and what it is: "test
         accuracy" if every variant of the run has one, as in the run's tables.
         """
-        if self.choices.which == "best" and set(run.variants) <= set(run.outcomes):
+        finished = all(
+            variant in run.outcomes and is_finished(run.outcomes[variant], train_settings(run.config, variant))
+            for variant in run.variants
+        )
+        if self.choices.which == "best" and finished:
             outcome = on_one_set(run.outcomes)[trained.variant]
             if outcome.test_accuracy is not None:
                 return dict(zip(outcome.seeds, outcome.accuracy, strict=True)), "test accuracy"

@@ -37,12 +37,16 @@ def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
     return add
 
 
+def json_file(output: Path) -> Path:
+    """The file that --output names, with or without its ending."""
+    return output.parent / (output.name.removesuffix(".json") + ".json")
+
+
 class Record:
     """What a benchmark measures and where, written to OUTPUT.json after every row if --output asks for it."""
 
     def __init__(self, args: argparse.Namespace, **about: Any):
-        name = args.output and args.output.name.removesuffix(".json") + ".json"
-        self.output: Path | None = args.output and args.output.with_name(name)
+        self.output: Path | None = args.output and json_file(args.output)
         self.values: dict[str, Any] = provenance.origin(args.called) | about
         self.machine: str = self.values["machine"]
 

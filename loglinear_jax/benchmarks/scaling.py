@@ -19,6 +19,7 @@ import jax
 
 from loglinear_jax.benchmarks import attention, language_model, measure
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
+from loglinear_jax.models import LanguageSettings
 from loglinear_jax.train import device_mesh
 
 HELP = "several devices: a sequence that is cut over them, and training steps over meshes"
@@ -49,14 +50,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = measure.flag_adder(parser)
     add("what", ",".join(PARTS), "what to time", one_of(PARTS))
     add("preset", "small", "shapes of the attention", choices=list(attention.PRESETS))
-    help_of_peers = f"of the attention, of {', '.join(CUT)} (default: by the preset)"
+    help_of_peers = f"attentions to time, of {', '.join(CUT)} (default: by the preset)"
     parser.add_argument("--peers", type=comma_separated(one_of(CUT)), help=help_of_peers)
     add("lengths", "8192", "tokens of the attention's sequence, on all devices together", size)
-    add("devices", "1,2,4", "over how many devices it is cut", size)
-    add("repeats", 10, "timed repeats of the attention, of which the median counts", type=size)
-    add("meshes", "1x1x1,4x1x1,1x4x1,1x1x4", "of training, data x fsdp x sequence", MeshShape.read)
+    add("devices", "1,2,4", "numbers of devices to cut the sequence over", size)
+    add("repeats", 10, "timed repeats of the attention; the median is reported", type=size)
+    add("meshes", "1x1x1,4x1x1,1x4x1,1x1x4", "meshes for training, data x fsdp x sequence", MeshShape.read)
     language_model.add_model(add, "log_linear")
     add("shape", "4x8192", "batch x length of a training step, on all devices together", type=language_model.Shape.read)
+
+
+def _check_pieces(given: str, length: int, pieces: int, least: int = 1) -> None:
+    """Raises BadInput unless a sequence can be cut into so many pieces."""
+    piece, rest = divmod(length, pieces)
+    if pieces > 1 and (rest or piece & (piece - 1) or piece < least):
+        raise BadInput(
+            f"{given}: {length} tokens over {pieces} devices: expected a power of two tokens, at least {least}, on each"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,6 +75,15 @@ def run(args: argparse.Namespace) -> int:
     for flag, counts in (wanted[part] for part in args.what):
         if max(counts) > there:
             raise BadInput(f"{flag}: expected at most {there} devices, as many as there are, got {max(counts)}")
+    if "attention" in args.what:
+        for length, devices in itertools.product(args.lengths, args.devices):
+            _check_pieces("--devices", length, devices)
+    if "training" in args.what:
+        batch, length = args.shape
+        for mesh in args.meshes:
+            if batch % (mesh.data * mesh.fsdp):
+                raise BadInput(f"--meshes: {mesh}: expected data · fsdp to divide the batch of --shape={args.shape}")
+            _check_pieces(f"--meshes: {mesh}", length, mesh.sequence, LanguageSettings.conv_width)
     record = measure.Record(args)
     print(f"{record.machine}, {there} device(s)\n")
     if "attention" in args.what:

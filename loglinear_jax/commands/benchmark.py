@@ -1,4 +1,4 @@
-"""Time and memory on the machine at hand, beside peers.
+"""Time and memory on this machine, compared with other implementations.
 
 loglinear_jax benchmark attention --preset=language --output=bench
 loglinear_jax benchmark language --what=training
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from loglinear_jax.command_line import BadInput, check_writable
+from loglinear_jax.files import MOST_BYTES_OF_NAME, bytes_of_longest_name
 
 HELP = "time and memory on this machine"
 
@@ -25,13 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loglinear_jax.benchmarks.measure import json_file, printing_kernels
+
     if getattr(args, "output", None) is not None:
-        if not args.output.name:
+        file = json_file(args.output)
+        if (longest := bytes_of_longest_name(str(file))) > MOST_BYTES_OF_NAME:
+            raise BadInput(f"--output: a name of {longest} bytes with .json: expected at most {MOST_BYTES_OF_NAME}")
+        if args.output.name in ("", "..") or file.is_dir():
             raise BadInput(f"--output: {args.output} is a folder, expected a file's name without .json")
         check_writable(args.output.parent, "--output")
     if not args.kernels:
         return args.measure(args)
-    from loglinear_jax.benchmarks.measure import printing_kernels
-
     with printing_kernels():
         return args.measure(args)

@@ -23,12 +23,13 @@ TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 def load_model(model: str | Path, *, dtype: str = "float32") -> tuple[LanguageSettings, dict[str, Any]]:
-    """Load an external checkpoint: (settings, params) of a LanguageModel that computes the same.
+    """Load an external checkpoint as (settings, params) of a LanguageModel that computes the same.
 
-    model: a folder with config.json and model.safetensors, or its shards and their index; or the name of one on the model hub,
-    owner/name or, for a folder inside, owner/name/folder. dtype: of the activations; params are in float32.
+    model: a folder with config.json and model.safetensors, or with shards and their index; or a name on the Hugging
+    Face hub: owner/name or, for a folder in it, owner/name/folder. dtype: of the activations; params are in float32.
 
-    Raises ValueError, naming the folder or file, for what is not there, cannot be read, or does not fit (see `import_params`).
+    Raises ValueError, naming the folder or file, for what is missing, cannot be read, or does not fit (see
+    `import_params`).
     """
     folder, _ = find_folder(model)
     config, arrays = _read_json(folder / CONFIG), _read_arrays(folder)
@@ -66,16 +67,16 @@ def save_model(
 ) -> None:
     """Save a language model as config.json and model.safetensors in float32, which `load_model` reads.
 
-    folder: made if it is not there; files of these names in it are replaced. eos_token_id: the tokens that end a text, as
-    config.json is to say; none if None, where the code of others would take an id of its own. Other arguments and errors as in
-    `export_params`.
+    folder: made if it is not there; files of these names in it are replaced. eos_token_id: the tokens that end a text,
+    for config.json; None writes that there is none, as other code would otherwise use a default id. Other arguments and
+    errors: see `export_params`.
     """
     with needs_extra("hub"):
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
     config, arrays = export_params(settings, params, architecture)
-    if not isinstance(folder, (str, Path)):
+    if not isinstance(folder, (str, Path)) or not str(folder):
         raise ValueError(f"folder is {folder!r}: expected the name of one")
     folder = local_path(folder, "folder")
     config |= {"torch_dtype": "float32", "eos_token_id": eos_token_id}
@@ -85,7 +86,7 @@ def save_model(
         save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # which safetensors makes readable by its owner alone
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{folder}: the model can't be written there: {first_line(error)}") from error
 
 
@@ -153,10 +154,11 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
     weight_map = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{folder / INDEX} has no mapping weight_map of arrays to files")
+    for file in weight_map.values():
+        if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or not file.isprintable():
+            raise ValueError(f"{folder / INDEX}: weight_map has {shown(file)}: expected the name of a file beside it")
     arrays = {}
     for file in dict.fromkeys(weight_map.values()):
-        if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or "\0" in file:
-            raise ValueError(f"{folder / INDEX}: weight_map has {shown(file)}: expected the name of a file beside it")
         arrays |= _read_shard(folder / file)
     return arrays
 

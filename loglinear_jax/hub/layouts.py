@@ -20,7 +20,7 @@ from flax.traverse_util import unflatten_dict
 
 from loglinear_jax.models import LanguageModel, LanguageSettings
 from loglinear_jax.models.params import flat_params, param_shapes
-from loglinear_jax.settings import SettingError, is_of, kind_of
+from loglinear_jax.settings import INT32_MAX, SettingError, is_of, kind_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 HEAD, EMBEDDING = "head", "embed/embedding"
@@ -61,12 +61,16 @@ class Field(typing.NamedTuple):
         return value if value is None else kind(value)
 
 
-EXPECTED = {int: "a whole number from 1 on", float: "a positive number", bool: "true or false"}
+EXPECTED = {
+    int: f"a whole number from 1 to {INT32_MAX:,}",
+    float: f"a positive number, at most {INT32_MAX:,}",
+    bool: "true or false",
+}
 
 
 def is_a(kind: type, value: Any) -> bool:
     """Whether a config's value is of this kind: null, "400" and 400.0 are no sizes, and "false" is not False."""
-    return is_of(value, kind) and (kind is bool or 0 < value < math.inf)
+    return is_of(value, kind) and (kind is bool or 0 < value <= INT32_MAX)
 
 
 def number(config: Mapping[str, Any], name: str, default: Any, kind: type = float) -> Any:
@@ -427,10 +431,10 @@ def import_params(
 
     state_dict: names to arrays (NumPy, JAX or torch). config: the model's config.json as a mapping; its `architectures` or
     `model_type` say which of `loglinear_jax.hub.layouts.LAYOUTS` it is. dtype: of the activations; logits are in float32.
-    Parameters come out in float32. Where word embeddings are tied, the head is a copy of them.
+    Parameters come out in float32. If word embeddings are tied, the head is a copy of them.
 
-    Raises ValueError naming the array that is missing, unknown, not floating, not finite, or of another shape than the config
-    says; the field of config that is missing or that our model lacks; or the invalid argument.
+    Raises ValueError naming the array that is missing, unknown, not floating, not finite, or not of the shape that
+    config gives; the field of config that is missing or that our model does not have; or the invalid argument.
     """
     for name, value in (("state_dict", state_dict), ("config", config)):
         if not isinstance(value, Mapping):
@@ -505,13 +509,13 @@ def export_params(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Convert a LanguageModel's parameters to (config, state_dict) of an external architecture, in float32.
 
-    architecture: None is the first that has such models. `import_params` is the inverse.
+    architecture: None means the first that has such models. `import_params` is the inverse.
 
     Guo et al.'s models, and flash-linear-attention's log-linear one, always have λ for 16,384 positions; ours must have been
     built with max_length=16384 to be loaded there.
 
-    Raises ValueError for a model that the architecture does not have, and naming the parameter that is missing, unknown, not
-    floating, not finite, or of another shape than in the model of these settings.
+    Raises ValueError for a model that the architecture does not have, or naming the parameter that is missing, unknown,
+    not floating, not finite, or not of the shape that these settings give.
     """
     if not isinstance(settings, LanguageSettings):
         raise ValueError(

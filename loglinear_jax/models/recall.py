@@ -16,6 +16,7 @@ from loglinear_jax.models.settings import MOST_CONV_WIDTH, MixerSettings
 from loglinear_jax.modules import Embed
 from loglinear_jax.modules.positions import Losses, Positions, Tokens, at_positions
 from loglinear_jax.ops.decays import accumulation_dtype
+from loglinear_jax.ops.positions import in_32_bits
 from loglinear_jax.settings import setting
 
 NORMS = ("post", "pre")
@@ -85,8 +86,8 @@ class _Weights(nn.Module):
 
 
 class RecallModel(nn.Module):
-    """The paper's recall model: embedding, post-norm layers with no positions and no convolution, norm, untied head; and with
-    other settings, what may make it learn more reliably.
+    """Recall model of *Adaptive Memory Decay*: embedding, post-norm layers without positions or convolution, norm,
+    untied head. Further settings may make it learn more reliably.
 
     segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in `log_linear_attention`.
     """
@@ -100,7 +101,7 @@ class RecallModel(nn.Module):
         """(what the head reads at `positions` (all T), in the dtype of its products; the head). The last layer's output, and
         what follows it, is computed there only."""
         m = self.settings
-        segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
+        segment_ids = None if segment_ids is None else jnp.asarray(in_32_bits(segment_ids))
         x = Embed(m.vocab_size, m.hidden, embedding_init=nn.initializers.normal(m.embed_std), name="embed")(tokens)
         for index in range(m.layers):
             read = positions if index == m.layers - 1 else slice(None)
@@ -124,7 +125,7 @@ class RecallModel(nn.Module):
     ) -> Losses:
         """(cross-entropy in nats, whether argmax is right) at `positions` (all T); 0 and False where the target is < 0.
 
-        Of more than MOST_LOGITS logits in parts, which in bfloat16 are not rounded to it.
+        More than MOST_LOGITS logits are computed in parts, which in bfloat16 are not rounded to it.
         """
         x, head = self.features(tokens, positions, segment_ids)
         targets = at_positions(targets, positions)

@@ -26,6 +26,8 @@ def lookup(
     it is summed in float32 by `sum_by_id_blocks`, where a gradient that is not finite reaches other ids. On a GPU it has no
     forward-mode derivative.
     """
+    if isinstance(ids, np.ndarray) and ids.itemsize > 4:  # of which JAX may drop the upper half
+        ids = np.where((ids >= 0) & (ids < len(table)), ids, len(table))
     ids = jnp.where(ids < 0, len(table), ids)  # which would count from the end
     return (_lookup_on_gpu if runs_on_gpu() else _rows)(table, ids, dtype or table.dtype)
 

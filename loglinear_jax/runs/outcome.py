@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -18,21 +19,22 @@ from loglinear_jax.train import SeedState
 
 @dataclasses.dataclass(frozen=True)
 class VariantOutcome:
-    """The outcome of one trained variant. Lists have an entry a seed; accuracies are shares of 1, losses in nats; a step is
-    None if it never came.
+    """The outcome of one trained variant. Lists have an entry per seed; accuracies are shares of 1, losses in nats; a
+    step is None if it was never reached.
 
-    metric: by which the best step of a seed was chosen in validation, "accuracy" or "loss". best_loss, best_accuracy: what
-    was measured there, in validation; best_loss is None of a seed without a finite evaluation. solved_step: the first
-    evaluated step at SOLVED_ACCURACY (99 %) in validation. diverged_step: the step whose loss or gradient was not finite.
-    last_step: of all seeds. num_steps: how many steps were asked for; None in outcomes of earlier versions. params, lam_params:
-    how many parameters there are in all, and how many are λ's. seconds: of training and evaluating, in all processes.
+    metric: "accuracy" or "loss", by which the best step of a seed was chosen in validation. best_loss, best_accuracy:
+    the validation values at that step; best_loss is None for a seed without a finite evaluation. solved_step: the first
+    evaluated step at SOLVED_ACCURACY (99 %) in validation. diverged_step: the step whose loss or gradient was not
+    finite. last_step: of all seeds. num_steps: how many steps were requested; None in outcomes of earlier versions.
+    params, lam_params: how many parameters there are in all, and how many are λ's. seconds: of training and evaluating,
+    in all processes.
     seed_steps_per_second, tokens_per_second: medians over evaluations; None where seeds were trained in several programs.
-    test_loss, test_accuracy: of the parameters of the best step, on num_test sequences of the seed drawn after training, or on
-    the test split of a text, which has the loss alone; None of a run of an earlier version.
+    test_loss, test_accuracy: of the best step's parameters, on num_test sequences of the seed drawn after training, or
+    on the test split of a text, which has only a loss; None for a run of an earlier version.
     test_accuracy_of_parts: the same accuracy by part of the test, where it has several: "64/4". Each counts the same in
     test_accuracy.
-    predicts, test_loss_from_position: of a text only; which token is predicted, and the test loss by the first position of a
-    range of positions in the window.
+    predicts, test_loss_from_position: only for a text; which token is predicted, and the test loss by the first
+    position of a range of positions in the window.
     """
 
     metric: str
@@ -57,8 +59,8 @@ class VariantOutcome:
 
     @property
     def accuracy(self) -> np.ndarray:
-        """The accuracies [seeds] that count: on the test set, or the best in validation if there is no test. To compare several
-        outcomes, ask those of `on_one_set`."""
+        """The accuracies [seeds] to report: on the test set, or the best in validation if there is no test. To
+        compare several outcomes, use those of `on_one_set`."""
         return np.array(self.best_accuracy if self.test_accuracy is None else self.test_accuracy, np.float64)
 
     @property
@@ -67,7 +69,7 @@ class VariantOutcome:
 
     @property
     def std_accuracy(self) -> float | None:
-        """Over n - 1 seeds; None for one seed."""
+        """Standard deviation over seeds (divisor n - 1); None for one seed."""
         return float(np.std(self.accuracy, ddof=1)) if len(self.seeds) > 1 else None
 
     @property
@@ -75,7 +77,8 @@ class VariantOutcome:
         return float(np.max(self.accuracy))
 
     def reached(self, threshold: float) -> list[bool]:
-        """Whether each seed's `accuracy` is at least so high; of SOLVED_ACCURACY, whether it ever was in validation."""
+        """Whether each seed's `accuracy` is at least this high; for SOLVED_ACCURACY, whether it ever was in
+        validation."""
         if threshold == SOLVED_ACCURACY:
             return [step is not None for step in self.solved_step]
         return (self.accuracy >= np.float32(threshold)).tolist()  # as accuracies are in float32
@@ -101,7 +104,7 @@ class VariantOutcome:
 
     @property
     def median_solved_step(self) -> float | None:
-        """Of the seeds that reached it."""
+        """Median of solved_step over the seeds that reached it."""
         reached = [step for step in self.solved_step if step is not None]
         return float(np.median(reached)) if reached else None
 
@@ -116,12 +119,12 @@ class VariantOutcome:
 
     @property
     def score(self) -> Score:
-        """What counts in its task."""
+        """The score of its task."""
         return PERPLEXITY if self.metric == PERPLEXITY.metric else ACCURACY
 
     @property
     def best(self) -> np.ndarray:
-        """The score's shown values [seeds] at each seed's best validation; nan where there was none."""
+        """The score's values, as shown, [seeds] at each seed's best validation; nan where there was none."""
         return self.score.of(np.array(self.best_loss, float), np.array(self.best_accuracy, float))
 
     @property
@@ -136,7 +139,7 @@ class VariantOutcome:
         return f"{'test' if tested else 'best validation'} {self.score.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """For a file: the fields that are set, and what follows from them in a task of this score."""
+        """The fields that are set, and what follows from them in a task of this score, for a file."""
         fields = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         return fields | {name: getattr(self, name) for name in DERIVED[self.score]}
 
@@ -152,6 +155,18 @@ class VariantOutcome:
             if len(getattr(outcome, name)) != len(outcome.seeds):
                 raise ValueError(f"{name} has {len(getattr(outcome, name))} entries for {len(outcome.seeds)} seeds")
         return outcome
+
+    def of_seeds(self, seeds: Collection[int]) -> VariantOutcome:
+        """The outcome of these of its seeds alone."""
+        kept = [seed in seeds for seed in self.seeds]
+
+        def some(values: Any) -> Any:
+            if isinstance(values, dict):
+                return {name: some(value) for name, value in values.items()}
+            return list(itertools.compress(values, kept))
+
+        chosen = {name: some(value) for name, value in vars(self).items() if isinstance(value, (list, dict))}
+        return dataclasses.replace(self, **chosen)
 
     def with_seeds_of(self, other: VariantOutcome) -> VariantOutcome:
         """The outcome of this one's seeds and then the other's, which were trained in another program, so that no rate of
@@ -195,9 +210,15 @@ def on_one_set(outcomes: Mapping[Key, VariantOutcome]) -> dict[Key, VariantOutco
     return {key: o if tested else dataclasses.replace(o, test_accuracy=None) for key, o in outcomes.items()}
 
 
+def shared_seeds(outcomes: Iterable[VariantOutcome]) -> list[int]:
+    """The seeds that all of the outcomes have: while seeds are added to a run, some variants have more than others."""
+    first, *others = (outcome.seeds for outcome in outcomes)
+    return [seed for seed in first if all(seed in seeds for seeds in others)]
+
+
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """summary.json, and outcome.json of one variant: outcomes, and the last process that they come from.
+    """Content of summary.json, or of a variant's outcome.json: outcomes, and the last process that they come from.
 
     command: the command line that made it. provenance: "commit" and "config_sha256" (see loglinear_jax.provenance). device:
     how many of which kind. versions: of packages by name.

@@ -71,6 +71,27 @@ def test_a_seed_without_a_finite_evaluation_is_not_averaged(tmp_path):
         context.averaged_seeds(dataclasses.replace(trained, best_loss=np.full(4, np.inf)))
 
 
+def test_accuracies_are_of_the_test_only_where_every_seed_has_one(tmp_path):
+    """While seeds are added, there are checkpoints of seeds without an outcome."""
+    accuracies = {"linear": [0.1, 0.2], "fixed": [0.3, 0.4]}
+    run = made_run(tmp_path, accuracies=accuracies, test=accuracies, num_seeds=2)
+    context, trained = Context([run], None, Choices()), made_variant(run, "linear")
+    assert context.accuracy(run, trained) == ({0: 0.1, 1: 0.2}, "test accuracy")
+    run.config.train.num_seeds = 3
+    trained = dataclasses.replace(trained, seeds=[0, 1, 2], best_accuracy=np.array([0.5, 0.6, 0.7]))
+    assert context.accuracy(run, trained) == ({0: 0.5, 1: 0.6, 2: 0.7}, "best validation accuracy")
+
+
+def test_no_figure_or_table_is_left_out_because_of_its_name(tmp_path):
+    """The names of variants and folders are shortened to letters and digits, and then may be the same, or are long."""
+    report = Report(tmp_path)
+    part = report.part("Part")
+    for stem in ("slope-2", "slope-2", "slope-2-2", "s" * 300, "s" * 300):
+        report.add(part, Table("Table", [{"a": stem}]), stem)
+    assert len(list(tmp_path.glob("*.md"))) == len(part.items) == 5
+    assert [item["files"][0] for item in part.items[:3]] == ["slope-2.md", "slope-2-2.md", "slope-2-2-2.md"]
+
+
 @pytest.mark.slow
 def test_layers_without_lam_are_left_out(tmp_path, blank_figures):
     """Of a model whose mixers take turns."""

@@ -29,6 +29,21 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert outcomes.differences(made_run(tmp_path, accuracies={"linear": [0.1, 0.2, 0.3]})) is None
 
 
+def test_variants_with_more_seeds_are_compared_on_those_that_both_have(tmp_path):
+    """While seeds are added, one variant may have them and another not."""
+    more, fewer = {"linear": [0.99, 0.5, 0.3, 0.1], "fixed": [0.9, 0.6]}, {"linear": [0.99, 0.5], "fixed": [0.9, 0.6]}
+    tables = [outcomes.differences(made_run(tmp_path, accuracies=x)) for x in (more, fewer)]
+    assert tables[0].raw == tables[1].raw
+    more, fewer = (
+        swept({name: {0.001: x, 0.004: (x * 2)[1 : 1 + num]} for name, x in of.items()})
+        for of, num in ((more, 3), (fewer, 2))
+    )
+    for make in (rates.best_rates_table, rates.differences_at_best_rates):
+        assert len(make(made_run(tmp_path, accuracies=more)).rows) == len(
+            make(made_run(tmp_path, accuracies=fewer)).rows
+        )
+
+
 def test_the_best_rate_is_chosen_on_other_seeds_than_it_is_reported_on(tmp_path):
     at_rates = {0.004: [0.9, 0.2, 0.8, 0.3], 0.001: [0.5, 1.0, 0.5, 0.9], 0.02: [0.1, 0.1, 0.1, 0.2]}
     accuracies = swept({"linear": at_rates})

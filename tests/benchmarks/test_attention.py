@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from types import SimpleNamespace
 
 import jax
@@ -104,12 +105,43 @@ def test_bytes_that_must_be_moved():
         ("attention --output=nowhere/bench", "--output: nowhere can't be written: No such file"),
         ("scaling --meshes=2x4", "argument --meshes: expected data x fsdp x sequence such as 1x4x1, got '2x4'"),
         ("scaling --devices=4096", "--devices: expected at most"),
+        (f"attention --output={'a' * 252}", "--output: a name of 257 bytes with .json: expected at most 255"),
+        ("attention --output=..", "--output: .. is a folder, expected a file's name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_one_line(arguments, message, capsys):
     assert main(["benchmark", *arguments.split()]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"loglinear_jax benchmark: {message}") and err.count("\n") == 1
+
+
+def test_a_folder_is_no_file_to_write(tmp_path, capsys):
+    (tmp_path / "bench.json").mkdir()
+    assert main(["benchmark", "attention", f"--output={tmp_path / 'bench'}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"--output: {tmp_path / 'bench'} is a folder, expected a file's name without .json" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("attention --devices=1,3 --lengths=64", "--devices: 64 tokens over 3 devices: expected a power of two tokens"),
+        ("attention --devices=4 --lengths=24", "--devices: 24 tokens over 4 devices: expected a power of two tokens"),
+        (
+            "training --meshes=1x1x1,1x1x4 --shape=4x8",
+            "--meshes: 1x1x4: 8 tokens over 4 devices: .* at least 4, on each",
+        ),
+        (
+            "training --meshes=3x1x1 --shape=4x8",
+            "--meshes: 3x1x1: expected data · fsdp to divide the batch of --shape=4x8",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_over_devices_is_one_line(arguments, message, monkeypatch, capsys):
+    """Before anything is timed; a smaller mesh is not timed in its place."""
+    monkeypatch.setattr(jax, "devices", lambda: [None] * 4)
+    assert main(["benchmark", "scaling", *f"--what={arguments}".split()]) == 2
+    assert re.match(f"loglinear_jax benchmark: {message}", capsys.readouterr().err)
 
 
 # --- The language model, on one device or several -----------------------------------------------------------------------

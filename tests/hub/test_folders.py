@@ -82,6 +82,8 @@ THIRD = "model-00003-of-00003.safetensors"
         (holding(THIRD, None), "00003-of-00003.safetensors is missing: model.*index"),
         (lambda f: edit(f, lambda i: i.pop("weight_map"), INDEX), "index.json has no mapping weight_map"),
         (of_index(lm_head="../x"), "index.json: weight_map has '../x': expected the name of a file beside it$"),
+        (of_index(lm_head=["x"]), r"index.json: weight_map has \['x'\]: expected the name of a file beside it$"),
+        (of_index(lm_head="\ud800"), r"index.json: weight_map has '\\ud800': expected the name of a file beside it$"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_folder_is_named(tmp_path, change, message):
@@ -119,8 +121,13 @@ def test_a_model_is_saved_with_the_tokens_that_end_a_text(tmp_path):
     edit(tmp_path / "saved", lambda c: c.update(eos_token_id=True))
     with pytest.raises(ValueError, match="config has eos_token_id=True: expected a token id from 0 to 18"):
         stop_tokens(tmp_path / "saved", 19)
-    with pytest.raises(ValueError, match="^folder is 3: expected the name of one"):
-        save_model(3, *model)
+    for folder, message in (
+        (3, "^folder is 3: expected the name of one"),
+        ("", "^folder is '': expected"),
+        ("a\0", "^a\0: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_model(folder, *model)
 
 
 def test_a_name_is_looked_up_on_the_hub(tmp_path, monkeypatch):

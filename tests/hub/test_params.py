@@ -76,6 +76,8 @@ def replaced(name, change):
         *(("Mamba2", {"conv_kernel": x}, f"config has conv_kernel={x!r}: expected a whole number") for x in (True, 4.0, "4")),
         *(("Mamba2", {"norm_eps": x}, f"config has norm_eps={x!r}: expected a positive number") for x in (True, -1, math.inf)),
         ("Mamba2", {"use_conv_bias": 0}, "config has use_conv_bias=0: expected true or false"),
+        ("Mamba2", {"hidden_size": 10**400}, "config has hidden_size=10+…: expected a whole number from 1 to 2,147,483,647"),
+        ("GatedDeltaNet", {"hidden_ratio": 1e308}, r"config has hidden_ratio=1e\+308: expected a positive number, at most 2,"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(architecture, change, message):

@@ -113,6 +113,13 @@ def test_documents_in_a_pack_are_as_alone_at_their_positions(settings):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10 * np.abs(other).max())
 
 
+def test_no_bits_of_segment_ids_are_lost():
+    model, params = build(layers=1, hidden=8, head_dim=8, key_dim=8, heads=1, lam="linear")
+    ids = np.arange(24)[None].repeat(2, axis=0) // 9
+    expected = model.apply(params, TOKENS, segment_ids=ids.astype(np.int32))
+    np.testing.assert_array_equal(model.apply(params, TOKENS, segment_ids=ids << 32), expected)
+
+
 def test_initial_values():
     model, params = build(layers=2, hidden=64)
     p = params["params"]

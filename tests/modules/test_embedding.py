@@ -103,3 +103,9 @@ def test_ids_outside_the_vocabulary_are_nan(gpu, monkeypatch):
     for bad in (16, 99, -1):
         out = logits(tokens.at[0, 5].set(bad))
         assert np.isnan(out[0, 5:]).all() and np.isfinite(out[0, :5]).all()
+
+
+def test_wide_ids_outside_the_vocabulary_are_nan():
+    """Their lower half alone would be an id."""
+    table, ids = jnp.ones((7, 2)), np.array([3, 2**32 + 3, 2**63 - 1, 6])
+    np.testing.assert_array_equal(lookup(table, ids)[:, 0], [1, np.nan, np.nan, 1])
