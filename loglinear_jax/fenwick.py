@@ -56,8 +56,8 @@ def occupied_levels(position, num_levels: int, first=0):
 
     Args:
       position: integers of any shape [...], at least 0.
-      num_levels: number of levels to tell of.
-      first: position of the first token that exists, integers that broadcast; buckets wholly before it are empty.
+      num_levels: number of levels.
+      first: position of the first token that exists, integers that broadcast; buckets entirely before it are empty.
 
     Returns:
       bool [..., num_levels]; NumPy for NumPy.
@@ -191,10 +191,10 @@ class FenwickState(flax.struct.PyTreeNode):
     """State of log-linear attention between tokens: one K × V matrix for each level, and the position.
 
     Attributes:
-      levels: [B, H, L, K, V], float32 unless made in another dtype: the bucket at each level of the last token's partition,
-        decayed up to that token; zero where the partition has no bucket.
-      position: int32, the number of tokens seen, which is also the next token's position: a scalar, or [B] where the rows of
-        a batch are at different ones. It stops at 2^31 - 1, where outputs are NaN.
+      levels: [B, H, L, K, V], float32 unless made in another dtype: the state of the bucket that the last token has at
+        each level, decayed up to that token; zero where it has no bucket.
+      position: int32, the number of tokens seen, which is also the next token's position: a scalar, or [B] if the rows
+        of a batch are at different positions. It stops at 2^31 - 1, where outputs are NaN.
     """
 
     levels: Float[Array, "B H L K V"]
@@ -210,7 +210,7 @@ def init_fenwick_state(
       FenwickState with levels [batch, heads, num_levels(max_length), key_dim, value_dim], at position 0.
 
     Raises:
-      ValueError: for a size below 1, or a dtype that is not floating of 16 bits or more.
+      ValueError: for a size below 1, or a dtype that is not a floating dtype of 16 bits or more.
 
     Examples:
       >>> from loglinear_jax import init_fenwick_state

@@ -53,18 +53,18 @@ def stream(
     num_ids: int | None = None,
 ) -> Iterator[Int[np.ndarray, " B"]]:
     """Generate tokens after prompts, and yield one step of all B sequences at a time. Prompts of different lengths are a
-    list with the token ids of each; at temperature 0 every sequence goes on as it would alone.
+    list with the token ids of each; at temperature 0 every sequence continues as it would alone.
 
-    temperature: logits are divided by it; 0 takes the likeliest. top_k: only that many likeliest tokens. top_p: only the
-    fewest likeliest tokens that together have this probability (Holtzman et al. 2020). Of equally likely tokens, those with the
-    smallest ids are taken first. seed: the same seed gives the same tokens.
-    stop_token: a sequence that has produced it, or one of several, repeats it; when all have, it ends. max_length: tokens,
-    prompt included, for which states are allocated; the longest prompt and num_tokens together if None. num_ids: only token ids
-    below it are taken, as the vocabulary of a model may be larger than its tokenizer's.
+    temperature: logits are divided by it; 0 takes the likeliest token. top_k: sample only from that many of the
+    likeliest tokens. top_p: only from the fewest likeliest tokens that together have this probability (Holtzman et al.
+    2020). Among equally likely tokens, smaller ids come first.
+    stop_token: a token id, or several. A sequence that has produced one repeats it; generation ends when all sequences
+    have. max_length: how many tokens, prompt included, states are allocated for; the longest prompt plus num_tokens if
+    None. num_ids: only token ids below it are sampled, as a model's vocabulary may be larger than its tokenizer's.
 
     Raises SettingError for a prompt without tokens or outside the vocabulary, impossible settings, or more tokens than
-    max_length or the model's λ has levels for; ValueError naming the first of the params that the model has not, or has of
-    another shape; and SettingError, at the token where it happens, for logits that are not finite.
+    max_length or the model's λ has levels for; ValueError naming the first of the params that the model does not have,
+    or has with another shape; and SettingError, at the token where it happens, for logits that are not finite.
     """
     m = model.settings
     prompts = _checked_prompts(prompt, m.vocab_size)

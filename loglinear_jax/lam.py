@@ -55,7 +55,8 @@ class FixedLam(nn.Module):
 
 
 class LinearLam(nn.Module):
-    """λ = softplus(Λ ⊙ d) with Λ [H, L] from 1: the paper's "baseline λ" (Guo et al.). Starts near softplus(0) = 0.69."""
+    """λ = softplus(Λ ⊙ d) with Λ [H, L] starting at 1 (Guo et al.): the "baseline λ" of *Adaptive Memory Decay*. λ
+    starts near softplus(0) = 0.69."""
 
     @nn.compact
     def __call__(self, d: Float[Array, "... H L"]) -> Float[Array, "... H L"]:
@@ -64,13 +65,13 @@ class LinearLam(nn.Module):
 
 
 class ContentLam(nn.Module):
-    """Content-aware λ: softmax over the occupied levels of γ_h s[ℓ], s the bucket scores of unit q and k, γ_h > 0 learned.
+    """Content-aware λ: softmax of γ_h s[ℓ] over the occupied levels; s: bucket scores of unit q and k, γ_h > 0 learned.
 
-    Where the decayed sum of a bucket's keys matches the query, λ is large. One parameter a head.
+    Where the decayed sum of a bucket's keys matches the query, λ is large. One parameter per head.
 
-    implementation: with None on a GPU, and with "pallas", one kernel for sequences of MANY_ROWS tokens times heads or more. It
-    takes float32 and L to 31. Where it cannot run, and with other forms of log_linear_attention, it is plain JAX, with one
-    warning if that is None on a GPU.
+    implementation: with None on a GPU, and with "pallas", one kernel from MANY_ROWS tokens times heads on. It takes
+    float32 and L up to 31. Where it cannot run, and with other values, plain JAX runs, with one warning if the value is
+    None on a GPU.
     """
 
     needs_input = False
@@ -120,14 +121,14 @@ def _product(x: Float[Array, "... N"], w: Float[Array | np.ndarray, "N M"]) -> F
 
 
 class MlpLam(nn.Module):
-    """λ = out(W2 · activation(W1 · d + b1) + b2) over the level axis, shared by the heads (paper, equation 3).
+    """λ = out(W2 · activation(W1 · d + b1) + b2) over the levels, shared by the heads (Adaptive Memory Decay, eq. 3).
 
     out is softplus (levels independent; b2 = 0.54, so λ ≈ 1.0 at the start) or softmax over the levels (b2 = 0: uniform at
     the start). 2·L·d_h weights and d_h + L biases. With init_scheme = "released" every weight is normal(0.02) and every bias 0.
 
-    implementation, as of log_linear_attention: "pallas" is one kernel, or pallas_kernels.UnsupportedError where it cannot run
-    (it takes L to 31, d_h to 128); None is that kernel on a GPU, or where it cannot run there, plain JAX with one warning.
-    Fewer than MANY_ROWS tokens times heads are for plain JAX everywhere.
+    implementation, as in log_linear_attention: "pallas" is one kernel, or pallas_kernels.UnsupportedError where it
+    cannot run (it takes L up to 31, d_h up to 128); None is that kernel on a GPU, or plain JAX with one warning if it
+    cannot run there. Below MANY_ROWS tokens times heads it is always plain JAX.
     """
 
     out: str
@@ -155,7 +156,7 @@ class MlpLam(nn.Module):
 
 
 class ContentMlpLam(nn.Module):
-    """Content-aware λ with the paper's MLP of the token added to the logits of `ContentLam`.
+    """Content-aware λ: the MLP of `MlpLam` is added to the logits of `ContentLam`.
 
     With init_scheme "text" the MLP's last weights and biases start at 0, so it starts as `ContentLam`.
     """
@@ -203,9 +204,9 @@ class _Affine(nn.Module):
 class RopeLam(nn.Module):
     """λ_ℓ = softplus(a_ℓ c_ℓ) with a_ℓ = w0 · rope(Λ, ℓ) + b and c_ℓ = w1 · rope(d, ℓ) + b'.
 
-    rope(x, ℓ) rotates the pairs of the L-vector x of a head by angles ℓ · 10000^(-2j/L): position here is the level's
-    index. The variant that Guo et al. tried and set aside (paper, equation 2). Λ [H, L] starts at 1, w0 at 0 and b at 1, so
-    a = 1; w1 is normal(1/√L) and b' = 0.54, so that λ starts near 1.0, as in `mlp_softplus`.
+    rope(x, ℓ) rotates the pairs of a head's L-vector x by angles ℓ · 10000^(-2j/L): the position is the level's index.
+    Guo et al. tried this variant and set it aside (equation 2 of *Adaptive Memory Decay*). Λ [H, L] starts at 1, w0 at
+    0 and b at 1, so a = 1; w1 is normal(1/√L) and b' = 0.54, so that λ starts near 1.0, as in `mlp_softplus`.
     """
 
     init_scheme: str = "text"
@@ -271,7 +272,7 @@ def make_lam(lam: str, **settings: Any) -> nn.Module:
     Settings for which the module has no field are ignored.
 
     settings: hidden (width of the MLP; None: 2 L), activation ("gelu" or "identity"), init_scheme ("text" or "released"),
-    implementation (as of log_linear_attention), name (the module's). The module's own defaults hold for others.
+    implementation (as in log_linear_attention), name (the module's). Other fields have the module's own defaults.
 
     Raises SettingError for an unknown λ, setting, argument, implementation, activation or init_scheme, a hidden width below 1,
     and a λ with a field that gets no value and has no default.
@@ -311,7 +312,7 @@ def lam_arguments(lam: str) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class LamTraits:
-    """What a λ needs: its input d, bucket scores, and parameters by level."""
+    """What a λ needs: its input d, bucket scores, parameters per level."""
 
     needs_input: bool = True
     needs_scores: bool = False
@@ -334,8 +335,8 @@ LAM_PARAMS = ("lam", "lam_log_scale")  # λ's module in a model, and the paramet
 
 
 def count_lam_params(params: Any) -> tuple[int, int]:
-    """Count the parameters of λ, and all others, in a model's parameter tree. The projection of the token to d, where λ needs
-    one, counts among the others, as in the paper's share for λ."""
+    """Count the parameters of λ, and all others, in a model's parameter tree. The projection of the token to d, if λ
+    needs one, counts among the others, as in the share that *Adaptive Memory Decay* gives for λ."""
     lam = other = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         size = int(np.prod(leaf.shape))

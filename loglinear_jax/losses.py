@@ -24,7 +24,8 @@ def token_losses(
 ) -> tuple[Float[Array, "*B"], Bool[Array, "*B"]]:
     """Cross-entropy in nats at each position, and whether the argmax is right; 0 and False where the target is < 0.
 
-    z_loss: weight of (log Σ exp logits)², which is added to the cross-entropy (Chowdhery et al., "PaLM", 2022, section 5).
+    z_loss: weight with which (log Σ exp logits)² is added to the cross-entropy (Chowdhery et al., "PaLM", 2022, section
+    5).
     """
     scored = targets >= 0
     labels = jnp.where(scored, targets, 0)

@@ -36,9 +36,8 @@ def setting(
     above: float | None = None,
     most: int = INT32_MAX,
 ) -> Any:
-    """Declare a setting: a dataclass field with a default, a meaning and allowed values. choices, least, above, most:
-    which values it takes, for `check_fields`; None
-    always passes. most is of whole numbers."""
+    """Declare a setting: a dataclass field with a default, a meaning and allowed values. choices, least, above,
+    most: which values `check_fields` allows; None always passes. most is for whole numbers."""
     limits = {"choices": choices, "least": least, "above": above, "most": most}
     return dataclasses.field(default=default, metadata={"meaning": meaning, **limits})
 

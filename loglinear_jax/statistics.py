@@ -1,5 +1,5 @@
-"""Statistics of many seeds: shares with intervals, paired tests, bootstrapped means, choices made on other seeds than they are
-reported on."""
+"""Statistics of many seeds: shares with intervals, paired tests, bootstrapped means, choices made on some seeds and
+reported on others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
 
 
 def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
-    """(seeds in which only a holds, only b, two-sided p) by McNemar's exact test (1947)."""
+    """(number of seeds where only a is true, where only b is, two-sided p) by McNemar's exact test (1947)."""
     from scipy.stats import binomtest
 
     only_a = sum(x and not y for x, y in zip(a, b, strict=True))
@@ -41,12 +41,12 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, floa
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean over seeds, low, high) with a bootstrap interval of 95 % (percentiles of 10,000 resamples; Efron 1979).
+    """(mean over seeds, low, high) with a 95 % bootstrap interval (percentiles of 10,000 resamples; Efron 1979).
 
     All are nan without any seed. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, as it would be too narrow.
-    Of outcomes that are 0 or 1, it holds the true mean in 98 % of cases with 10 seeds and in 98 % with 16 if half of them
-    are 1; in 89 and 85 % if 80 % are; in 65 and 80 % if 90 % are; and in 40 and 55 % if 95 % are, as then all seeds are
-    often the same. With 3 seeds it would be 75, 48, 27 and 14 %.
+    For outcomes that are 0 or 1, it includes the true mean in 98 % of cases with 10 seeds and in 98 % with 16 if half
+    of them are 1; in 89 and 85 % if 80 % are; in 65 and 80 % if 90 % are; and in 40 and 55 % if 95 % are, as then all
+    seeds are often the same. With 3 seeds it would be 75, 48, 27 and 14 %.
     """
     from scipy.stats import bootstrap
 
@@ -68,7 +68,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean over seeds, low, high) with Student's t interval of 95 % (1908), which takes the values as normal: for losses of
+    """(mean over seeds, low, high) with Student's 95 % t interval (1908), which assumes normal values: for losses of
     few seeds. The interval is nan for one value; all are nan without any."""
     from scipy.stats import sem, t
 
@@ -91,13 +91,13 @@ class CrossFit(NamedTuple):
 
 
 def cross_fit(values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True) -> CrossFit:
-    """Chooses the row with the best mean on one half of the seeds and reports it on the other half, and the reverse; on average
-    over SPLITS random halvings, which are the same in every call.
+    """Chooses the row with the best mean on one half of the seeds and reports it on the other half, and the reverse;
+    averages over SPLITS random halvings, which are the same in every call.
 
-    No seed's value is selected by itself, so the mean over all seeds is not too good, as the best row's mean on the seeds that
-    chose it would be. It is the mean of what half as many seeds choose: where halves choose different rows it belongs to none
-    of them, and if the choice is hard it is below the best row's true mean. A row with nan among the choosing seeds is worse
-    than all others; a value that is nan is left out of its seed's mean.
+    No seed takes part in choosing its own row, so the mean over all seeds is not too good, as the best row's mean on
+    the seeds that chose it would be. It is the mean of what half as many seeds choose: if halves choose different rows
+    it belongs to no single row, and if the choice is hard it is below the best row's true mean. A row with nan among
+    the choosing seeds is worse than all others; a value that is nan is left out of its seed's mean.
     """
     if values.shape[1] < 2:
         return CrossFit((int(_best_rows(values.T, higher_is_better)[0]),), np.zeros(0))
@@ -116,9 +116,9 @@ def cross_fit_resamples(
 ) -> Float[np.ndarray, " resamples"]:
     """The mean of `cross_fit` in each of 10,000 resamples of the seeds, with the choices made again in each.
 
-    A seed keeps its half of a halving, so that none of them chooses and reports in the same resample; one whose value at the
-    row that it reports is nan is left out of the mean. The resamples of a number of seeds are the same in every call, so that
-    what they give for two variants may be subtracted.
+    A seed keeps its half of a halving, so that no seed both chooses and reports in the same resample; a seed whose
+    value at the reported row is nan is left out of the mean. For a given number of seeds the resamples are the same in
+    every call, so that the results of two variants may be subtracted.
     """
     halvings = _first_halves(values.shape[1])
     return _mean_of_finite(np.stack([_resampled(values, first, higher_is_better) for first in halvings]))
@@ -160,12 +160,12 @@ def cross_fit_interval(
     values: Float[np.ndarray, "rows seeds"], higher_is_better: bool = True
 ) -> tuple[float, float, float]:
     """(mean of `cross_fit` over the seeds that have a value there, low, high) with the 95 % interval of `cross_fit_resamples`,
-    which holds the choice's own uncertainty too. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds with a value, the
-    mean for one seed, or no value.
+    which includes the uncertainty of the choice. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds with a
+    value, the mean for one seed, or no value.
 
-    Of made bimodal seeds at six settings it holds the expected mean in 97 % of cases or more where several settings are about
-    as good. Like every bootstrap it holds it in fewer where most seeds do the same: if 90 % of them converge at one setting and
-    few at the others, in 66 % of cases with 10 seeds, 82 % with 16, 93 % with 64.
+    For simulated bimodal seeds at six settings it includes the expected mean in 97 % of cases or more if several
+    settings are about equally good. As with every bootstrap, this share is lower if most seeds do the same: if 90 % of
+    them converge at one setting and few at the others, 66 % of cases with 10 seeds, 82 % with 16, 93 % with 64.
     """
     fitted = cross_fit(values, higher_is_better).values
     fitted = fitted[np.isfinite(fitted)]
@@ -178,13 +178,13 @@ def cross_fit_interval(
 def cross_fit_difference(
     a: Float[np.ndarray, "rows_a seeds"], b: Float[np.ndarray, "rows_b seeds"], higher_is_better: bool = True
 ) -> tuple[float, float, float, float]:
-    """(mean of a - b, low, high, p): of the values of `cross_fit`, seed by seed, with the 95 % interval over resamples in which
-    both choose again, and the p-value of `sign_flip`. The interval is nan for fewer than FEWEST_FOR_INTERVAL seeds, everything
-    where a value is missing.
+    """(mean of a - b, low, high, p) for the values of `cross_fit`, seed by seed, with the 95 % interval over resamples
+    in which both choose again, and the p-value of `sign_flip`. The interval is nan for fewer than FEWEST_FOR_INTERVAL
+    seeds, everything where a value is missing.
 
-    p takes the choices as given: it says whether outcomes at the chosen rows differ. Of two equal variants it is below 0.05 in
-    5 to 15 % of made cases, most often where the choice is hard. The interval leaves 0 out in 0 to 6 % of them, but in 14 %
-    with 16 seeds of which nearly all do the same. Believe a difference that both of them see.
+    p takes the choices as given: it says whether outcomes at the chosen rows differ. For two equal variants it is below
+    0.05 in 5 to 15 % of simulated cases, most often if the choice is hard. The interval excludes 0 in 0 to 6 % of them,
+    but in 14 % with 16 seeds of which nearly all do the same. Believe a difference that both show.
     """
     differences = cross_fit(a, higher_is_better).values - cross_fit(b, higher_is_better).values
     if not len(differences) or not np.isfinite(differences).all():
@@ -196,9 +196,9 @@ def cross_fit_difference(
 
 
 def sign_flip(differences: Float[np.ndarray, " seeds"]) -> float:
-    """Two-sided p that differences paired by seed are as likely to have the other sign (Fisher 1935): the share of the ways to
-    flip their signs whose mean is at least as far from 0. Of all ways up to 13 seeds, so p is at least 2/2^seeds; else of
-    10,000 drawn ways and the one without flips, so p is at least 1/10,001 (9.999e-5)."""
+    """Two-sided p of the hypothesis that differences paired by seed are equally likely to have either sign (Fisher
+    1935): the share of sign flips whose mean is at least as far from 0. Up to 13 seeds all flips count, so p is at
+    least 2/2^seeds; else 10,000 drawn ones and the one without flips, so p is at least 1/10,001 (9.999e-5)."""
     differences = np.asarray(differences)
     flipped = np.abs(_signs(len(differences)) @ differences)
     as_far = flipped >= abs(differences.sum()) - 1e-9 * np.abs(differences).sum()  # the same sum in another order

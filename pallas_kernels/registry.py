@@ -30,11 +30,11 @@ class Kernel:
     """A kernel with its gradient, and what it can run. A "problem" is the arguments of `limits`: sizes, dtype, precision.
 
     title: what it computes, as messages call it.
-    limits: function of a problem to the reason why no GPU can run it, or None.
-    device: function to the reason why nothing can run on this machine, or None.
-    no_gain: function of a problem to the reason why plain JAX is as fast as the kernel, but slower than a kernel for other
-      settings; None where the kernel pays.
-    tells: whether plain JAX in its place is so much slower that a GPU is told, once for each reason.
+    limits: (problem) -> the reason why no GPU can run it, or None.
+    device: () -> the reason why nothing can run on this machine, or None.
+    no_gain: (problem) -> the reason why plain JAX is as fast as the kernel, but slower than a kernel for other
+      settings; None if the kernel is faster.
+    tells: whether plain JAX is so much slower that on a GPU a warning says so, once for each reason.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Kernel:
             raise support.UnsupportedError(reason)
 
     def is_best(self, *problem: object) -> bool:
-        """Whether to take the kernel where no implementation is asked for: on a GPU, where it pays and can run."""
+        """Whether to use the kernel if no implementation is asked for: on a GPU, if it is faster and can run."""
         if support.interpreting() or not support.runs_on_gpu():
             return False
         reason = self.why_not(*problem) or self.no_gain(*problem)
@@ -67,8 +67,8 @@ class Kernel:
         return reason is None
 
     def is_chosen(self, implementation: str | None, *problem: object) -> bool:
-        """Whether a part of a model takes the kernel, where the attention beside it has this implementation: with "pallas" if
-        it can run, with None if it is best."""
+        """Whether a part of a model uses the kernel if the attention beside it has this implementation: with
+        "pallas" if it can run, with None if it is best."""
         if implementation is None:
             return self.is_best(*problem)
         return implementation == "pallas" and self.why_not(*problem) is None

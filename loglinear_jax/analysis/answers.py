@@ -28,7 +28,7 @@ BySeed = Mapping[int, Mapping[str, np.ndarray]]
 
 
 def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -> Float[np.ndarray, " L"] | None:
-    """Count at which Fenwick level the answers of a task are.
+    """Count at which Fenwick levels the answers of a task are.
 
     The query at position t sees the position s of its answer (`BaseTask.sources`) in the bucket of level
     fenwick_level(t, s).
@@ -167,8 +167,8 @@ def looks_at_answers(
         levels: of the answers, -1 where nothing is scored (`levels_of_answers`).
 
     Returns:
-        "largest", the share of the positions at which λ of the answer's bucket is larger than that of every other
-        occupied level; and "weight", the mean of λ there / Σ λ over the occupied levels. nan for a head whose λ is not
+        "largest", the share of positions at which λ of the answer's bucket is larger than λ of every other occupied
+        level; and "weight", the mean of λ of that bucket / Σ λ over the occupied levels. nan for a head whose λ is not
         finite.
 
     Raises:
@@ -211,11 +211,12 @@ def best_heads(by_seed: BySeed) -> tuple[list[int], dict[str, Float[np.ndarray, 
 
 
 def found_by_position(levels: Int[np.ndarray, "num T"], seen: Int[np.ndarray, "seen T"]) -> float:
-    """Score the best rule that sees the position alone: it picks the level that most often held the answer of that position.
+    """Score the best rule that sees only the position: it picks the level that most often held the answer of that
+    position.
 
     Args:
-        levels: of the answers that are scored (`levels_of_answers`).
-        seen: levels in other sequences, which the rule has counted.
+        levels: of the answers to score (`levels_of_answers`).
+        seen: levels in other sequences, from which the rule is made.
 
     Returns:
         The share of the answers that it finds.

@@ -67,7 +67,7 @@ def attention_row(
         which: parameters at the seed's best evaluation, or at the end.
 
     Raises:
-        ValueError: for a layer of softmax attention, and for a layer, head or position that is not there.
+        ValueError: for a layer of softmax attention, and for a layer, head or position that does not exist.
     """
     settings = trained.model.settings
     values = mixer_values(trained, seed, np.asarray(tokens)[None], which)

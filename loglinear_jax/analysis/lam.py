@@ -255,8 +255,8 @@ def input_dependence(
     Returns:
         "mean", "std", "min", "max" [layers, H, L] over the tokens at which the level is used. "role_share" [layers, H,
         L]: the share of the variance between token roles (η²). "role_mean" [roles, layers, H, L]: the mean over the tokens
-        of each role. "entropy" [layers, H]: of λ / Σ λ over the used levels, in bits, the mean over tokens. nan for a level
-        that is never used, or (role_share) never varies or is used in one role only.
+        of each role. "entropy" [layers, H]: of λ / Σ λ over the used levels, in bits, mean over tokens. nan for a level
+        that is never used; role_share also for one that never varies or is used in only one role.
     """
     used = occupied_levels(np.arange(lam.shape[2]), lam.shape[-1])[:, None]  # T, 1, L
     where_used = np.ma.masked_array(lam.astype(np.float64), np.broadcast_to(~used, lam.shape))
@@ -290,8 +290,8 @@ def relative_variation(dependence: Mapping[str, np.ndarray]) -> tuple[float, flo
         dependence: `input_dependence`.
 
     Returns:
-        Σ std over tokens / Σ mean, with sums over layers, heads and used levels, so that levels count by their λ; and
-        the median of std / mean, in which all levels count the same.
+        Σ std over tokens / Σ mean, with sums over layers, heads and used levels, so that levels with larger λ count
+        more; and the median of std / mean, in which all levels count the same.
     """
     std, mean = dependence["std"], dependence["mean"]
     return float(np.nansum(std) / np.nansum(mean)), float(np.nanmedian(std / mean))

@@ -100,7 +100,7 @@ def lam_values(
         which: parameters at the seed's best evaluation, or at the end.
 
     Returns:
-        λ; L is the levels of the model, or of T tokens for a λ of which nothing is indexed by level.
+        λ; L is the number of levels of the model, or of T tokens for a λ without parameters per level.
 
     Raises:
         ValueError: for a model without λ, and for more tokens than λ has levels for.
@@ -121,8 +121,9 @@ def static_lam(
         which: parameters at the seed's best evaluation, or at the end.
 
     Returns:
-        The values, nan for levels that no trained sequence reached; and what they are: λ itself for `fixed`, the weights
-        Λ for `linear` (as in the paper's figures of its baseline), λ where the input is 0 for the others.
+        The values, nan for levels that no trained sequence reached; and what they are: λ itself for `fixed`, the
+        weights Λ for `linear` (as in the figures of *Adaptive Memory Decay* for its baseline), λ for an input of 0 for
+        the others.
 
     Raises:
         ValueError: for a model without λ, and for a content-aware λ, which has no such part.

@@ -67,8 +67,8 @@ def scores_by_length(
         trained: the variant.
         seed: whose parameters are taken.
         lengths: in tokens.
-        num: sequences of each length, the same for every seed; of a text, as many tokens as so many windows of the
-            trained length.
+        num: sequences of each length, the same for every seed; for a text, as many tokens as in this many windows of
+            the trained length.
         which: parameters at the seed's best evaluation, or at the end.
 
     Returns:

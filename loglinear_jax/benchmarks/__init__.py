@@ -1,1 +1,1 @@
-"""Time and memory on the machine at hand, beside peers."""
+"""Time and memory on this machine, compared with other implementations."""

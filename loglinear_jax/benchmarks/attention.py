@@ -1,4 +1,4 @@
-"""Time and memory of log-linear attention and its peers against T, on the machine at hand.
+"""Time and memory of log-linear attention and other implementations (peers) against T, on this machine.
 
     loglinear_jax benchmark attention                                       # what a CPU can do
     loglinear_jax benchmark attention --preset=language --output=bench      # a GPU; writes bench.json
@@ -44,7 +44,7 @@ from pallas_kernels import UnsupportedError, fenwick_attention
 from pallas_kernels.attention.tiles import choose_tiles
 from pallas_kernels.common.tiles import tile_for
 
-HELP = "time and memory of the attention against T, beside peers"
+HELP = "time and memory of the attention and its peers against T"
 PRESETS: dict[str, dict[str, Any]] = {
     "small": dict(batch=4, heads=2, groups=2, key_dim=32, value_dim=32, dtype="float32"),
     "language": dict(batch=2, heads=48, groups=1, key_dim=128, value_dim=64, dtype="bfloat16"),
@@ -308,16 +308,16 @@ def _of_peer(error: Exception) -> bool:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the command."""
     add = measure.flag_adder(parser)
-    add("preset", "small", "name of the shapes", choices=list(PRESETS))
+    add("preset", "small", "name of a set of shapes", choices=list(PRESETS))
     lengths = [256 << n for n in range(8)]
     parser.add_argument("--lengths", type=comma_separated(size), default=lengths, help="tokens (default: 256 to 32768)")
     defaults = f"(default: {','.join(DEFAULT_PEERS)}, of the delta rule {','.join(DEFAULT_PEERS_OF_DELTA)})"
-    help_of_peers = f"what to time, of {', '.join(PEERS)} {defaults}"
+    help_of_peers = f"peers to time, of {', '.join(PEERS)} {defaults}"
     parser.add_argument("--peers", type=comma_separated(one_of(tuple(PEERS))), help=help_of_peers)
-    add("repeats", 10, "timed repeats, of which the median counts", type=size)
-    help_of_chunks = "tokens a chunk, a power of two, of the peers with chunks (default: what they choose)"
+    add("repeats", 10, "timed repeats; the median is reported", type=size)
+    help_of_chunks = "tokens per chunk, a power of two, for peers with chunks (default: what they choose)"
     parser.add_argument("--chunk_size", type=power_of_two, help=help_of_chunks)
-    help_of_documents = "also times our own with so many documents packed into each sequence (default: no)"
+    help_of_documents = "also time our own with this many documents packed into each sequence (default: no)"
     parser.add_argument("--documents", type=size, default=1, help=help_of_documents)
 
 

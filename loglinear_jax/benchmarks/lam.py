@@ -1,4 +1,4 @@
-"""Time of the token mixer (decays, λ, attention) with each λ, forward and forward + backward, on the machine at hand.
+"""Time of the token mixer (decays, λ, attention) with each λ, forward and forward + backward, on this machine.
 
     loglinear_jax benchmark lam --preset=language --lams=fixed,mlp_softplus,content --lengths=8192
 

@@ -127,7 +127,7 @@ class Shape(NamedTuple):
 
 def add_model(add: Any, mixers: str) -> None:
     """The flags of a language model that is trained, with its default mixers."""
-    add("mixers", mixers, f"of {', '.join(MIXERS)}", one_of((*MIXERS, *FORMER_NAMES)))
+    add("mixers", mixers, f"mixers to time, of {', '.join(MIXERS)}", one_of((*MIXERS, *FORMER_NAMES)))
     add("lam", "mlp_softplus", "λ of log_linear")
     add("hidden", 512, "width of the model, in heads of 64", type=size)
     add("layers", 6, "number of blocks", type=size)

@@ -63,11 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "documents": "number of documents, from the first of the split (default: all; with --needle the first "
         f"{NEEDLE_DOCUMENTS} that are long enough)",
         "text": "UTF-8 file to read in windows, instead of documents",
-        "length": f"tokens predicted in a document or window, each from all before it (default: all, but no more than "
-        f"{LONGEST:,}, or than a model's λ has levels for)",
+        "length": f"tokens predicted in a document or window, each from all before it (default: all, but at most "
+        f"{LONGEST:,}, and no more than a model's λ has levels for)",
         "windows": "number of windows of --text, from its start (default: all)",
-        "lengths": f"lengths of a document with --needle, in tokens (default: of {of_lengths} the ones that a document has, "
-        "and a model's λ has levels for)",
+        "lengths": f"lengths of a document with --needle, in tokens (default: those of {of_lengths} that a document "
+        "has and a model's λ has levels for)",
         "depths": "places of the sentence with --needle, in %% of the document (default: 0,25,50,75,100)",
         "out": "folder for tables, figures, every document's losses as JSON and, of runs, every seed's means as seeds.csv",
     }
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in flags.items():
         parser.add_argument(f"--{name}", type=types.get(name), help=text)
     help_of_needle = (
-        "test whether a model recalls a number that a sentence in the document says: its loss and greedy accuracy"
+        "test whether a model recalls a number that a sentence in the document gives: its loss and greedy accuracy"
     )
     parser.add_argument("--needle", action="store_true", help=help_of_needle)
 

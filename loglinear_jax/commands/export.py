@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target architecture, such as HAttentionForCausalLM (default: the first that has such models)"
     )
     parser.add_argument("--architecture", help=help_of_architecture)
-    parser.add_argument("--out", type=path, required=True, help="folder to write to, without a model in it")
+    parser.add_argument("--out", type=path, required=True, help="folder to write to, which has no model yet")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Generate text with a trained language model, to standard output; after several prompts, when all are done.
+"""Generate text with a trained language model, to standard output; with several prompts, once all are done.
 
 loglinear_jax generate --workdir=runs/wikitext2 --variant=mlp_softplus --prompt=" The city of" --num_tokens=100
 loglinear_jax generate --model=hanguo/log-linear-attention/gdn --prompt=" The city of" --prompt=" The river"

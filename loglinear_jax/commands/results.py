@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     help_of_check = "print one line for each difference; exit code 1 if there is one"
     what.add_argument("--check", action="store_true", help=help_of_check)
-    what.add_argument("--write", action="store_true", help="write the tables of the pages again")
+    what.add_argument("--write", action="store_true", help="rewrite the tables of the pages")
     help_of_folder = "folder with README.md, docs/ and results/ (default: this one)"
     parser.add_argument("--folder", type=path, default=Path("."), help=help_of_folder)
 

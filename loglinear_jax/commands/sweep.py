@@ -29,15 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", type=path, help="a grid file, in TOML")
     add("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every job")
     add("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
-    add("--only", type=comma_separated(), default=[], help="patterns of names, such as 'mqar-*'")
+    add("--only", type=comma_separated(), default=[], help="patterns of job names, such as 'mqar-*'")
     help_of_list = "print each variant's state and name, or its command, and start nothing"
     add("--list", nargs="?", const="names", choices=["names", "commands"], help=help_of_list)
     help_of_report = "folder for tables and figures of the finished jobs (see analyze), made at the end"
     add("--report", type=path, help=help_of_report)
     add("--cluster", choices=["local", "slurm"], default="local", help="where to run (default: %(default)s)")
-    help_of_workers = "variants at a time (default: here as many as have GPUs, or 1; under SLURM all)"
+    help_of_workers = "variants trained at a time (default: as many as have GPUs, or 1; under SLURM all)"
     add("--workers", type=size, help=help_of_workers)
-    add("--gpus", type=size, help="GPUs of each variant (default: 1)")
+    add("--gpus", type=size, help="GPUs for each variant (default: 1)")
     help_of_time = "minutes; a variant that needs more is queued again and resumed (default: 60)"
     help_of_slurm = "further option of sbatch, such as account=ours or cpus_per_task=8; may be given several times"
     slurm("--partition", help="partition to submit to")

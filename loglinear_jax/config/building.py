@@ -43,8 +43,8 @@ class Experiment:
 def build(config: ConfigDict, variant: str, vocab_size: int | None = None) -> Experiment:
     """Build the task, model and training settings of one variant.
 
-    vocab_size: of a text that need not be opened; None opens what the task reads from, after all settings are checked.
-    Raises ConfigError naming an impossible setting, or what is wrong with the corpus.
+    vocab_size: of a text that need not be opened; None opens the text after all settings are checked. Raises
+    ConfigError naming an impossible setting, or what is wrong with the corpus.
     """
     check_sections(config)
     return checked_experiment(config, variant).opened(vocab_size)

@@ -51,8 +51,8 @@ VARIANTS_MEANING = (
 def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
     """Configuration with every setting of an experiment at its default; a file in configs/ changes some of them.
 
-    kind: of model, "recall", "language" or a class by import path. task: a name for `find_task`, whose settings are added. A
-    setting whose default is None is chosen for the user.
+    kind: of model, "recall", "language" or a class by import path. task: a name for `find_task`, whose settings are
+    added. A setting whose default is None is chosen automatically.
     """
     config = ConfigDict()
     config.variants = config_dict.placeholder(str)
@@ -72,9 +72,9 @@ def default_config(kind: str = "recall", task: str | None = None) -> ConfigDict:
 
 
 def language_config() -> ConfigDict:
-    """Configuration of the paper's language model, on the next token of WikiText-103.
+    """Configuration of the language model of *Adaptive Memory Decay*, trained on the next token of WikiText-103.
 
-    Heads are hidden / 64, as in the released code; the paper's text says 4 of 64 at either width.
+    Heads are hidden / 64, as in the released code; the text of the paper says 4 of 64 at either width.
     """
     config = default_config("language", "text")
     config.train.update(
@@ -121,7 +121,7 @@ def settings_classes(config: ConfigDict) -> dict[str, type]:
 
 
 def describe_settings(config: ConfigDict) -> list[Setting]:
-    """Every setting of a config with its meaning, as the classes that it sets say it."""
+    """Every setting of a config with its meaning, as given in the class that declares it."""
     extra = {
         "task.name": "a file of loglinear_jax/tasks/, or any importable module that names its Task subclass TASK",
         "model.kind": "`recall`, `language`, or a class of your own, as `my_module:MyModel(width=64)`",

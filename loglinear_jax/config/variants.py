@@ -66,7 +66,8 @@ def read_value(text: str, kind: type) -> Any:
 
 
 def variant_names(config: ConfigDict) -> list[str]:
-    """The names in config.variants; if it is None, those of the paper, or model.lam alone if that is not its default.
+    """The names in config.variants; if it is None, those of *Adaptive Memory Decay*, or only model.lam if that is not
+    its default.
 
     Where a setting of SWEPT has several values, each variant that does not set it itself becomes one for each value.
 
@@ -114,7 +115,8 @@ def _at_every_value(name: str, path: str, value: Any) -> list[str]:
 
 
 def variant_config(config: ConfigDict, variant: str) -> ConfigDict:
-    """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or fit."""
+    """A copy of the config with the variant's settings. Raises ConfigError for settings that don't exist or don't
+    fit."""
     return _with_settings(config, variant)[0]
 
 

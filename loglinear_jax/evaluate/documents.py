@@ -24,12 +24,12 @@ Documents = Sequence[Int[np.ndarray, " S"]]
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """Scores of models on documents, whose tokens are in groups. A model has the parameters of one seed or several.
+    """Scores of models on documents, over groups of tokens. A model has the parameters of one seed or several.
 
-    name: what is measured; by: what the groups are. groups: their names; middles: where each is on a logarithmic axis, None
-    for groups that have no order. counts: tokens of each document in each group. sums: of their scores, by model; all have
-    the same seeds. unit: nats of a loss, or % of an accuracy. grid: names of rows and columns, where groups are all their
-    pairs, row by row.
+    name: what is measured; by: what the groups are. groups: names of the groups; middles: the place of each on a
+    logarithmic axis, None for groups that have no order. counts: tokens of each document in each group. sums: summed
+    scores of these tokens, by model; all have the same seeds. unit: nats of a loss, or % of an accuracy. grid: names of
+    rows and columns, where groups are all their pairs, row by row.
     """
 
     name: str
@@ -47,9 +47,10 @@ class Measure:
         return {"nats": "loss", "%": "accuracy"}[self.unit]
 
     def mean(self, model: str, group: int, other: str | None = None) -> tuple[float, float, float]:
-        """Mean over tokens of a model's scores, or of how much they are above those of another model, with a 95 % interval
-        (mean, low, high): of one seed by `mean_of_tokens`, over documents; of losses of several by `student_interval`, over
-        the seeds. Accuracies of several have none (nan), as they end at 0 and 100 %."""
+        """Mean over tokens of a model's scores, or of how far they are above another model's, with a 95 % interval
+        (mean, low, high): for one seed over documents, by `mean_of_tokens`; for losses of several seeds over the
+        seeds, by `student_interval`. Accuracies of several seeds have no interval (nan), as they are bounded by 0
+        and 100 %."""
         sums, counts = self.sums[model][:, :, group], self.counts[:, group]
         if other is not None:
             sums = sums - self.sums[other][:, :, group]
@@ -68,8 +69,8 @@ def mean_of_tokens(
     tokens.
 
     The mean is a ratio of two sums over documents. The interval is `mean_interval` of the ratio's linear terms, one for each
-    document (Cochran, "Sampling Techniques", 1977, section 6.4); nan for fewer than 10 documents with tokens. Documents of
-    equal numbers of tokens give `mean_interval` of their own means.
+    document (Cochran, "Sampling Techniques", 1977, section 6.4); nan for fewer than 10 documents with tokens. If all
+    documents have equally many tokens, it is `mean_interval` of their means.
     """
     there = counts > 0
     sums, counts = sums[there], counts[there]
@@ -88,9 +89,9 @@ def padded_lengths(documents: Documents) -> list[int]:
 def document_losses(
     model: LanguageModel, params: Any, documents: Documents, tick: Callable[[int], Any] = lambda tokens: None
 ) -> list[Float[np.ndarray, " T"]]:
-    """Cross-entropy in nats of every token of a document but the first, from all before it in the document; T = S - 1.
+    """Cross-entropy in nats of every token of a document except the first, given all tokens before it; T = S - 1.
 
-    tick: called with the number of tokens that were computed, of `padded_lengths` in all. Raises what `window_losses` raises.
+    tick: called with the number of tokens computed so far, `padded_lengths` in all. Raises what `window_losses` raises.
     """
     losses: list[Any] = [None] * len(documents)
     lengths = np.array(padded_lengths(documents))
@@ -103,15 +104,15 @@ def document_losses(
 
 
 def bigrams(tokens: Int[np.ndarray, " S"]) -> Int[np.ndarray, " T"]:
-    """A number for each token but the first, T = S - 1: the same where the token and the one before it are the same. Token ids
-    are below 2^31."""
+    """A number for each token except the first, T = S - 1, that identifies the bigram of the token and the one
+    before it. Token ids are below 2^31."""
     tokens = tokens.astype(np.int64)
     return tokens[:-1] << 31 | tokens[1:]
 
 
 def hit_distances(tokens: Int[np.ndarray, " S"]) -> Int[np.ndarray, " T"]:
-    """How many tokens ago the bigram that each token but the first completes was last completed; 0 for a token that is no AR
-    hit. tokens: of one document."""
+    """For each token except the first, how many tokens ago the bigram that it completes last occurred; 0 for a token
+    that is not an AR hit. tokens: of one document."""
     found = bigrams(tokens)
     order = np.argsort(found, kind="stable")
     same = found[order[1:]] == found[order[:-1]]
@@ -121,7 +122,8 @@ def hit_distances(tokens: Int[np.ndarray, " S"]) -> Int[np.ndarray, " T"]:
 
 
 def bigram_counts(tokens: Int[np.ndarray, " S"], wanted: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-    """How often each of the `bigrams` wanted is in the tokens, such as those of a training split. wanted: sorted, each once.
+    """How often each wanted bigram is in the tokens, for example of a training split. wanted: numbers from `bigrams`,
+    sorted, each once.
 
     Memory does not grow with the tokens, which may be a memory map.
     """
@@ -140,11 +142,11 @@ def loss_measures(
     losses: Mapping[str, Sequence[Sequence[Float[np.ndarray, " T"]]]],
     train: Int[np.ndarray, " N"] | None = None,
 ) -> list[Measure]:
-    """The losses of models on documents: of all tokens, AR hits and others; by position; and of AR hits by the distance of the
-    bigram's last occurrence and by how often the training split has it.
+    """Losses of models on documents: for all tokens, AR hits and others; by position; and for AR hits by the distance
+    to the bigram's last occurrence and by its count in the training split.
 
     losses: by model and seed, as `document_losses`. train: the tokens of the training split, if there is one. A measure
-    without tokens, as where there is no AR hit, is left out.
+    without tokens, for example if there is no AR hit, is left out.
     """
     ends = np.cumsum([len(document) - 1 for document in documents])
     positions = np.concatenate([np.arange(1, len(document)) for document in documents])

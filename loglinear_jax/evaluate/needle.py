@@ -22,8 +22,8 @@ KEYS = ("Amsterdam", "Berlin", "Cairo", "Delhi", "Lima", "London", "Oslo", "Pari
 
 
 class Needles(NamedTuple):
-    """Documents with a needle at each of several depths. windows: token ids, which end with the value. values: how many of the
-    last tokens are the value."""
+    """Documents with a needle at each of several depths. windows: token ids, which end with the value. values: how
+    many of the last tokens belong to the value."""
 
     windows: Int[np.ndarray, "documents depths S"]
     values: Int[np.ndarray, " documents"]
@@ -35,9 +35,10 @@ def hide_needles(
     """Windows of length + 1 tokens: the beginning of a document, with " The secret number of KEY is VALUE." at each depth, and
     at the end " The secret number of KEY is VALUE".
 
-    documents: of at least `length` tokens, the first of which, the end token, stays first. numbers: of the documents; a number
-    decides the key and the value, six digits, whatever the length and the depth. depths: where in the document the sentence is,
-    in % of its tokens. Raises SettingError for a tokenizer that loses the sentence, and a length without room for it.
+    documents: of at least `length` tokens; their first token, the end token, stays first. numbers: of the documents; a
+    document's number decides its key and its value of six digits, whatever the length and the depth. depths: where in
+    the document the sentence is, in % of its tokens. Raises SettingError for a tokenizer that does not reproduce the
+    sentence, and for a length without room for it.
     """
     windows, values = [], []
     for number, document in zip(numbers, documents, strict=True):
@@ -67,8 +68,8 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
 def needle_scores(
     model: LanguageModel, params: Any, needles: Needles, tick: Callable[[int], Any] = lambda tokens: None
 ) -> tuple[Float[np.ndarray, "documents depths"], Bool[np.ndarray, "documents depths"]]:
-    """Summed cross-entropy in nats of the value's tokens, and whether greedy decoding gives all of them. tick and errors as in
-    `window_scores`."""
+    """Summed cross-entropy in nats of the value's tokens, and whether greedy decoding gives all of them. tick and
+    errors: see `window_scores`."""
     losses, right = window_scores(model, params, needles.windows.reshape(-1, needles.windows.shape[-1]), tick)
     is_value = np.arange(losses.shape[1]) >= losses.shape[1] - needles.values[:, None, None]
     losses, right = (x.reshape(*needles.windows.shape[:2], -1) for x in (losses, right))
@@ -82,8 +83,8 @@ def needle_measures(
     values: Sequence[Int[np.ndarray, " documents"]],
     scores: Mapping[str, Sequence[Sequence[tuple[np.ndarray, np.ndarray]]]],
 ) -> list[Measure]:
-    """Loss of the value's tokens and greedy accuracy, by length, and by length and depth; a row for each number that any length
-    has, in order.
+    """Loss of the value's tokens and greedy accuracy, by length, and by length and depth; a row for each document
+    number of any length, in order.
 
     numbers, values: of each length, its documents' numbers and their `Needles.values`. scores: by model and seed,
     `needle_scores` of each length.

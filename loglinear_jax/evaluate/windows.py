@@ -22,7 +22,7 @@ def window_losses(
     windows: Int[Array | np.ndarray, "N S"],
     tick: Callable[[int], Any] = lambda tokens: None,
 ) -> Float[np.ndarray, "N T"]:
-    """Cross-entropy of every token of a window but the first. Arguments and errors: see `window_scores`."""
+    """Cross-entropy in nats of every token of a window except the first. Arguments and errors: see `window_scores`."""
     return window_scores(model, params, windows, tick)[0]
 
 
@@ -32,13 +32,14 @@ def window_scores(
     windows: Int[Array | np.ndarray, "N S"],
     tick: Callable[[int], Any] = lambda tokens: None,
 ) -> tuple[Float[np.ndarray, "N T"], Bool[np.ndarray, "N T"]]:
-    """Cross-entropy in nats of every token of a window but the first, and whether it is the likeliest, from all before it
-    in the window; T = S - 1.
+    """Cross-entropy in nats of every token of a window except the first, and whether it is the likeliest, given the
+    tokens before it; T = S - 1.
 
-    In parts of bounded memory: windows of any length need no more than the activations of `tokens_at_a_time`, and the states.
-    tick: called with the number of tokens that were done.
+    Memory is bounded: windows of any length need only the states and the activations of `tokens_at_a_time`. tick:
+    called with the number of tokens that were done.
 
-    Raises SettingError as `check_windows`, and for losses that are not finite; ValueError for params that are not the model's.
+    Raises SettingError as `check_windows` does, and for losses that are not finite; ValueError for params that are not
+    the model's.
     """
     check_windows(model, windows)
     flat_params(model, params)

@@ -49,7 +49,7 @@ def find_mixer(mixer: str) -> tuple[Callable[..., TokenMixer], Call]:
 def make_mixer(mixer: str, **settings: Any) -> TokenMixer:
     """Make a mixer by name or import path, such as "gated_delta(beta_max=2)".
 
-    Settings for which it has no field are ignored. Raises SettingError for an argument that it has no field for."""
+    Settings for which it has no field are ignored. Raises SettingError for an argument without a field."""
     found, call = find_mixer(mixer)
     of_linen = {key: settings.pop(key) for key in ("name", "parent") if key in settings}
     return instantiate(found, call, "mixer", settings, **of_linen)

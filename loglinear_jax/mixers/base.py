@@ -24,23 +24,23 @@ MixerCache = Any
 
 
 class TokenMixer(nn.Module):
-    """Base of all mixers, which combine tokens after the projections; a mixer of one's own is a subclass, with a
-    `mix` of its own.
+    """Base of all mixers, which combine tokens after the projections; your own mixer is a subclass with a method `mix`.
 
     A mixer is called as
 
         mixer(q, k, v, *, cache=None, max_length=None, segment_ids=None, **inputs)
 
     with q and k [B, T, G, K], v [B, T, H, V], and a further projection of the tokens [B, T, H·n] for each entry of `inputs`.
-    It returns o [B, T, H, V]. With max_length it also returns a cache after these tokens, with room for max_length in all; with
-    such a cache it takes the next tokens, one or several, and returns the next cache. A token for which the cache has no room
-    gets NaN. segment_ids, int32 [B, T], say which documents of a pack the tokens are of, as in `log_linear_attention`; the
-    cache belongs to the first of them, and the next cache to the last. `mix` is given them only if there are some.
+    It returns o [B, T, H, V]. With max_length it also returns a cache after these tokens, with room for max_length
+    tokens in all; with such a cache it takes the next tokens, one or several, and returns the next cache. A token for
+    which the cache has no room gets NaN. segment_ids, int32 [B, T], say to which document of a pack each token belongs,
+    as in `log_linear_attention`; the cache belongs to the first document, and the next cache to the last. `mix` gets
+    segment_ids only if there are some.
 
-    Its fields are its settings, all with defaults. A field with the name of a model's setting gets that setting from the model,
-    unless the mixer's text sets it: "gated_delta(beta_max=2)".
+    Its fields are its settings, all with defaults. A field that has the name of a model's setting gets its value from
+    the model, unless the mixer's text sets it: "gated_delta(beta_max=2)".
 
-    dtype: that q, k and v are converted to; None leaves them as they are. param_dtype: of the parameters.
+    dtype: to which q, k and v are converted; None leaves them as they are. param_dtype: of the parameters.
 
     A mixer with a field axis_name takes the piece of a sequence that a device has inside `jax.shard_map`, as
     `log_linear_attention` does; `mix` reads it as `axis`.
@@ -88,7 +88,7 @@ class TokenMixer(nn.Module):
         return mixed
 
     def mix(self, q, k, v, *, cache, max_length, segment_ids=None, **inputs):
-        """What a call returns, of q, k and v in the mixer's dtype; the place of its parameters and submodules."""
+        """What a call returns, for q, k and v in the mixer's dtype. Parameters and submodules are declared here."""
         raise NotImplementedError(f"{type(self).__name__} has no method mix(q, k, v, *, cache, max_length, ...)")
 
     @property
@@ -112,7 +112,7 @@ class TokenMixer(nn.Module):
         return {"chunk_size"} if getattr(self, "implementation", None) in ("parallel", "recurrent") else set()
 
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int | None:
-        """How many numbers it remembers of a sequence of `length` tokens while decoding; None: it does not say."""
+        """Recurrent state size after `length` tokens; None: it does not say."""
         return None
 
     def check(self) -> None:

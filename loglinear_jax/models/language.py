@@ -29,10 +29,10 @@ REMAT = ("none", "block", *REMAT_POLICIES)
 class LanguageSettings(MixerSettings):
     """Settings of a LanguageModel.
 
-    The mixer "log_linear" makes it log-linear Mamba-2, "gated_linear" Mamba-2 proper, "log_linear_delta" log-linear Gated
-    DeltaNet, "gated_delta" Gated DeltaNet proper, "delta" the same without decays, "softmax" a Transformer with RoPE, whose
-    heads have keys of head_dim of their own. dtype: of activations and matrix products; parameters, decays, λ, norms' sums and
-    the loss are float32. heads None becomes hidden / head_dim.
+    The mixer "log_linear" makes it log-linear Mamba-2, "gated_linear" Mamba-2, "log_linear_delta" log-linear Gated
+    DeltaNet, "gated_delta" Gated DeltaNet, "delta" the same without decays, "softmax" a Transformer with RoPE, in which
+    each head has its own keys of width head_dim. dtype: of activations and matrix products; parameters, decays, λ, sums
+    in norms and the loss are float32. heads: None means hidden / head_dim.
     """
 
     lam_hidden: int | None = other_default(MixerSettings, "lam_hidden", None)
@@ -74,12 +74,12 @@ class LanguageSettings(MixerSettings):
 
     @property
     def mlp_width(self) -> int:
-        """Inner width of the MLP."""
+        """Hidden width of the MLP."""
         return -(-(8 * self.hidden // 3) // 256) * 256 if self.mlp_hidden is None else self.mlp_hidden
 
     @property
     def norm_parts(self) -> int:
-        """Parts of the features that Mamba-2's norm behind the attention takes by themselves."""
+        """Number of parts of the features that Mamba-2's norm after the attention normalises separately."""
         return self.groups if self.norm_groups is None else self.norm_groups
 
     @property
@@ -91,7 +91,7 @@ class LanguageSettings(MixerSettings):
 
     @property
     def layer_kinds(self) -> list[str]:
-        """The layer that each mixer of the pattern belongs in."""
+        """The kind of layer for each mixer of the pattern."""
         return [mixer.layer for mixer in self.mixers]
 
     def check_decoding(
@@ -100,8 +100,8 @@ class LanguageSettings(MixerSettings):
         what: str = "tokens, prompt included",
         instead: str = "generate fewer (a smaller num_tokens)",
     ) -> None:
-        """Raises SettingError if λ has no levels for so many tokens. what, instead: for its message, what they are, and what to
-        do but to train another model."""
+        """Raises SettingError if λ has no levels for so many tokens. what, instead: for the message, what the tokens
+        are, and what to do other than train another model."""
         if self.longest is not None and max_length > self.longest:
             raise SettingError(
                 f"{max_length:,} {what}: the model's λ, {self.lam}, has levels for {self.longest:,}; {instead}, or extend λ "
@@ -169,11 +169,11 @@ def _residual_init(m: LanguageSettings):
 class LanguageModel(nn.Module):
     """Language model, from token ids to the next token's logits: embedding, blocks, RMSNorm, untied head.
 
-    segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in `log_linear_attention`: caches belong to the
-    first of them, and those that are returned to the last.
+    segment_ids, int32 [B, T], keep the documents of a packed sequence apart, as in `log_linear_attention`: given caches
+    belong to the first document, and returned caches to the last.
 
-    With settings.axis_name it is applied inside `jax.shard_map` to the piece of each sequence that a device has, and losses are
-    of that piece's tokens.
+    With settings.axis_name it is applied inside `jax.shard_map` to a device's piece of each sequence, and losses are
+    for the tokens of that piece.
     """
 
     settings: LanguageSettings
@@ -198,7 +198,7 @@ class LanguageModel(nn.Module):
         max_length: int | None = None,
         segment_ids: Tokens | None = None,
     ) -> tuple[Float[Array, "B T D"], list[LayerCache | None]]:
-        """What the head reads, and each block's cache: None each without caches and max_length."""
+        """What the head reads, and each block's cache: None for each without caches and max_length."""
         x = self.embed(tokens)
         segment_ids = None if segment_ids is None else jnp.asarray(in_32_bits(segment_ids))
         after = []
@@ -270,7 +270,7 @@ class LanguageModel(nn.Module):
     def extend(self, tokens: Tokens, caches: list[LayerCache]) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
         """(logits after the last of some more tokens, the caches after them), in the chunkwise form: a long prompt in parts.
 
-        A traced position cannot be refused: tokens that max_length leaves no room for give NaN.
+        A traced position cannot be checked: tokens beyond max_length give NaN.
         """
         x, caches = self.features(tokens, caches)
         return self._logits(x[:, -1]), caches
@@ -280,6 +280,6 @@ class LanguageModel(nn.Module):
     ) -> tuple[Float[Array, "B vocab"], list[LayerCache]]:
         """(logits after one more token, the caches after it).
 
-        A traced position cannot be refused: steps that max_length leaves no room for give NaN.
+        A traced position cannot be checked: steps beyond max_length give NaN.
         """
         return self.extend(token[:, None], caches)

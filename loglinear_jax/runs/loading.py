@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run wrote besides checkpoints: enough for its tables and curves. config: every field of its task filled in.
-    summary: of the variants that are finished, None while there is none. label: tells it from other runs of the same task, in
-    titles."""
+    """What a run wrote besides checkpoints: enough for its tables and curves. config: with every field of its task
+    filled in. summary: of the finished variants, None while there is none. label: distinguishes it from other runs
+    of the same task in titles."""
 
     workdir: Path
     config: ConfigDict
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def outcomes(self) -> dict[str, VariantOutcome]:
-        """By variant; of those that are finished."""
+        """Outcomes of the finished variants, by variant."""
         return {} if self.summary is None else self.summary.variants
 
     def metrics(self, variant: str) -> dict[str, np.ndarray]:
@@ -64,8 +64,8 @@ class Run:
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
-    """Read what a run wrote besides checkpoints, from its workdir or its record. Raises ConfigError if
-    there is none, or a file of it can't be read."""
+    """Read what a run wrote besides checkpoints, from its workdir or its record. Raises ConfigError if there is
+    none, or if one of its files can't be read."""
     folder = RunFolder(workdir, writes=False)
     config = _read_config(folder)
     variant_names(config)
@@ -120,8 +120,8 @@ def read_curves(
 class TrainedVariant:
     """Trained variant of a run: its task, model, parameters and metrics.
 
-    config: its settings, the variant's own applied. model, task: built from them. seeds: in the order of every seed axis.
-    step: of the newest checkpoint that was read; an unreadable one leaves the one before.
+    config: its settings, with the variant's own applied. model, task: built from them. seeds: in the order of every
+    seed axis. step: of the newest checkpoint that could be read.
     metrics: up to that step, "step" [evaluations], "train_loss", "val_loss", "val_accuracy" [evaluations, seeds] (nan where not
     finite).
     best, last: parameters with a leading seed axis, as NumPy arrays: at each seed's best evaluation, and at the end.
@@ -142,7 +142,7 @@ class TrainedVariant:
     diverged_step: np.ndarray
 
     def scores(self, which: Literal["best", "last"] = "best") -> tuple[np.ndarray, np.ndarray]:
-        """(validation accuracy, loss in nats) of every seed, at its best evaluation or at the last."""
+        """(validation accuracy, loss in nats) of every seed, at its best or last evaluation."""
         if which == "best" or not len(self.metrics["step"]):
             return self.best_accuracy, self.best_loss
         return self.metrics["val_accuracy"][-1], self.metrics["val_loss"][-1]

@@ -51,11 +51,11 @@ def run(
     only: Collection[str] = (),
     wandb: str = "",
 ) -> RunResult:
-    """Train what is missing of a configuration's variants, with the same seeds and data; resume where an earlier call
-    stopped.
+    """Train what is missing of a configuration's variants, all with the same seeds and data; resume where an earlier
+    call stopped.
 
-    command: the command line that asked for it, to be recorded. only: names in config.variants, to train no others. wandb: the
-    project in which Weights & Biases shows the curves, if any; it needs the extra `wandb`.
+    command: the command line, to be recorded. only: names in config.variants; no others are trained. wandb: the project
+    in which Weights & Biases shows the curves, if any; it needs the extra `wandb`.
 
     Raises ConfigError before anything is written if a setting is invalid, or the workdir can't be used; NoReadableCheckpoint;
     RunFailed if the machine does not let the run go on: CannotWrite, OutOfMemory.

@@ -58,8 +58,8 @@ PERPLEXITY = Score("perplexity", "loss", "", 1, ())
 
 
 class BaseTask:
-    """Base of all tasks: what training and analysis ask of it, whether its sequences are drawn (`Task`) or read from a
-    text (`Text`).
+    """Base of all tasks: what training and analysis need from a task, whether its sequences are drawn (`Task`) or read
+    from a text (`Text`).
 
     A frozen dataclass with seq_len and vocab_size, and its own settings as fields.
     """
@@ -82,14 +82,15 @@ class BaseTask:
         """Raises SettingError, naming the settings, if they admit no sequence; every other error counts as a bug."""
 
     def check_sequences(self) -> None:
-        """Raises SettingError if the sequences are not what they should be; nothing to say of those that are read."""
+        """Raises SettingError if drawn sequences are not what they should be; sequences that are read are not
+        checked."""
 
     def open(self, batch_size: int, seeds: list[int]) -> None:
-        """Opens what the sequences are read from. Raises SettingError if it can't be used. Drawn ones need nothing."""
+        """Opens what the sequences are read from, if they are read. Raises SettingError if it can't be used."""
 
     @property
     def has_segments(self) -> bool:
-        """Whether windows have segment_ids, int32 [B, T], as a third array: a token sees those of its own segment alone."""
+        """Whether windows have segment_ids, int32 [B, T], as a third array: a token sees only its own segment."""
         return False
 
     @property
@@ -113,8 +114,8 @@ class BaseTask:
     def sources(
         self, tokens: Int[np.ndarray, "num T"], targets: Int[np.ndarray, "num T"]
     ) -> Int[np.ndarray, "num T"] | None:
-        """Where the answer of each scored target of a sample stands: the position, not after the target's own, of the token
-        that is to be output; -1 where nothing is scored. None where no single position holds it, as in a text."""
+        """Where the answer of each scored target of a sample is: the position, not after the target's own, of the
+        token to be output; -1 where nothing is scored. None if answers have no single position, as in a text."""
         return None
 
     def shown(self, token: int) -> str:
@@ -122,12 +123,12 @@ class BaseTask:
         return str(token)
 
     def marks(self) -> dict[str, int]:
-        """Where parts of a sequence begin, by name; for figures."""
+        """Where parts of a sequence begin, by name, for figures."""
         return {}
 
     @property
     def trained_on(self) -> Mixture:
-        """What batches are drawn from: the task itself, unless it is trained on sequences of several kinds."""
+        """What training batches are drawn from: the task itself, unless it is trained on sequences of several kinds."""
         return Mixture.of(self)
 
     @property
@@ -137,28 +138,28 @@ class BaseTask:
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens in the longest sequences that it is trained or evaluated on."""
+        """Tokens in the longest sequences in training or evaluation."""
         return max(self.trained_on.longest, self.evaluated_on.longest)
 
     @property
     def unread(self) -> set[str]:
-        """Names of its settings that mean nothing beside the others' values."""
+        """Names of its settings that have no effect, given the others."""
         return set()
 
     @property
     def untold(self) -> set[str]:
-        """Names of its settings that a title need not repeat after the others."""
+        """Names of its settings that titles leave out."""
         return self.unread
 
     @property
     def scored(self) -> slice:
-        """Where targets may be other than -1, in every sequence; training computes no logits elsewhere."""
+        """The positions where targets may differ from -1, in every sequence; training computes no logits elsewhere."""
         return slice(None)
 
     @property
     def num_scored(self) -> int | None:
-        """How many targets every sequence has, where it is always the same number; training then computes logits there alone.
-        None: it varies, or `scored` is no more than these."""
+        """How many targets every sequence has, if always the same number; training then computes logits only at
+        these. None: the number varies, or `scored` already has no other positions."""
         return None
 
     def describe(self) -> str:
@@ -191,13 +192,13 @@ class Task(BaseTask):
         raise NotImplementedError(f"{type(self).__name__} has no method sample(key, num)")
 
     def sample_evaluation(self, key: jax.Array, num: int) -> tuple[Int[Array, "num T"], Int[Array, "num T"]]:
-        """`num` sequences for validation, test and inspection, as `sample` promises them: its own, unless a task is evaluated
-        on other sequences than it is trained on."""
+        """`num` sequences for validation, test and inspection, in the form of `sample`; those of `sample` itself,
+        unless a task is evaluated on other sequences than it is trained on."""
         return self.sample(key, num)
 
     def check_sequences(self) -> None:
-        """Draws a few sequences; raises SettingError if they are not what `sample` promises, or nothing in them is scored, or
-        if they are the same for two keys."""
+        """Draws a few sequences; raises SettingError if they are not what `sample` promises, if nothing in them is
+        scored, or if two keys give the same ones."""
         for part in self.trained_on.parts:
             check_sample(part, num=64, of_two_keys=True)
         if type(self).sample_evaluation is not Task.sample_evaluation:
@@ -235,8 +236,8 @@ def _inspect(task: Task, num: int) -> tuple[np.ndarray, np.ndarray]:
 def find_task(name: str) -> type[BaseTask]:
     """Find a task's class by name: TASK of loglinear_jax/tasks/<name>.py or, if there is none, of the module `name`.
 
-    Raises SettingError if there is no such module, or its TASK is not a task whose settings are fields. What the import of the
-    module raises is not caught.
+    Raises SettingError if there is no such module, or its TASK is not a task whose settings are fields. Errors of
+    importing the module are not caught.
     """
     own = f"loglinear_jax.tasks.{name}"
     for path in (own, name):
@@ -257,9 +258,9 @@ def find_task(name: str) -> type[BaseTask]:
 
 
 def load_task(name: str, **settings: Any) -> BaseTask:
-    """Make a task by its name (see `find_task`), with these settings.
+    """Make a task by name (see `find_task`), with these settings.
 
-    Raises SettingError if they are unknown or impossible. What else its `check` raises is not caught.
+    Raises SettingError if they are unknown or impossible. Other errors of its `check` are not caught.
     """
     task_class = find_task(name)
     known = {field.name for field in dataclasses.fields(task_class)}

@@ -24,7 +24,7 @@ MOST_PIECES = 32  # where a set is cut; each takes a call of its own
 class Mixture:
     """Mixture of tasks, such as several lengths, each with a weight.
 
-    weights: whole numbers from 1 on; parts come in proportion to them. names: of the parts, in tables.
+    weights: whole numbers from 1 on; parts occur in proportion to them. names: of the parts, in tables.
     """
 
     parts: tuple[BaseTask, ...]
@@ -37,8 +37,8 @@ class Mixture:
         return cls((task,), (1,), ("",))
 
     def check(self, setting: str) -> None:
-        """Raises SettingError, naming the setting that lists the parts, if one of them admits no sequence or comes twice, or
-        their weights make too many steps of a round."""
+        """Raises SettingError, naming the setting that lists the parts, if one of them admits no sequence or appears
+        twice, or if their weights make a round too long."""
         if len(set(self.names)) < len(self.names):
             raise SettingError(f"{setting} names the same sequences twice: {', '.join(self.names)}")
         if min(self.weights) < 1 or sum(self.weights) > LARGEST_ROUND:
@@ -78,10 +78,11 @@ class Mixture:
         return (count, like) if count <= MOST_PIECES else (1, num)
 
     def at(self, steps: Int[Array, " N"]) -> Int[Array, " N"]:
-        """Which part each step's batch is of; the same for every seed, so that all of them have batches of one length.
+        """Which part each step's batch comes from; the same for every seed, so that all batches of a step have one
+        length.
 
-        In a round of steps, as many as the weights add up to without their common divisor, each part comes as often as its
-        weight says, in an order that is drawn for the round.
+        A round has as many steps as the weights, divided by their common divisor, add up to. In it each part occurs as
+        often as its weight says, in an order drawn for the round.
         """
         divisor = math.gcd(*self.weights)
         of_round = np.repeat(np.arange(len(self.parts)), [weight // divisor for weight in self.weights])
@@ -95,7 +96,7 @@ class Mixture:
     def draw(
         self, key: jax.Array, num: int, method: str = "sample"
     ) -> tuple[tuple[Int[Array, "num_of_part T"], Int[Array, "num_of_part T"]], ...]:
-        """Sequences of each part, `num` in all, by a method of its task. One part alone draws by the key itself."""
+        """Sequences of each part, `num` in all, by a method of its task. A single part draws with the key itself."""
         keys = [key] if len(self.parts) == 1 else jax.random.split(key, len(self.parts))
         return tuple(
             getattr(part, method)(of_part, count)

@@ -38,15 +38,15 @@ def _over_seeds(function: Callable) -> Callable:
 class ManySeeds:
     """A SeedTrainer's functions over a leading seed axis, sharded over a mesh.
 
-    Each takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with keys of
-    DATA_SPECS.
+    Each function takes and returns trees whose leaves have a leading seed axis; states are donated. Data is a dict with
+    the keys of DATA_SPECS.
 
     rates: (learning rate, weight decay) of each seed, for replicas of a seed that differ in nothing else; None: those of the
     trainer's settings.
 
-    Replicas have their seed's training, validation and test data in common, unless the mesh shares them out over several
-    devices. seeds_of_data: the seeds along the leading axis of data. rows_of_data: which of them is each replica's; None if
-    each has data of its own.
+    Replicas share their seed's training, validation and test data, unless the mesh spreads the replicas over several
+    devices. seeds_of_data: the seeds along the leading axis of data. rows_of_data: which of these each replica uses;
+    None if each has its own data.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class ManySeeds:
     def train_steps(
         self, state: SeedState, data: dict[str, Any], num_steps: int, rows: Int[Array, " R"] | None = None
     ) -> SeedState:
-        """`SeedTrainer.train_steps` for every seed, or for the `rows_to_train` alone: of the others only `step` changes, and
-        loss_sum becomes nan."""
+        """`SeedTrainer.train_steps` for every seed, or for the `rows_to_train` alone: for the others only `step`
+        changes, and loss_sum becomes nan."""
         data = {name: value for name, value in data.items() if name != "validation"}
         key = num_steps, rows is None, *sorted(data)
         if key not in self._train_steps:
@@ -133,8 +133,8 @@ class ManySeeds:
         return self._train_steps[key](state, data, self._rates, self.rows_of_data, *(() if rows is None else (rows,)))
 
     def rows_to_train(self, active: Bool[np.ndarray, " S"]) -> Int[Array, " R"] | None:
-        """Rows of the state, counted on each device, that hold all active seeds: an eighth of all, a quarter or half (each
-        size is compiled), as many on every device; None if it takes more."""
+        """Rows of the state, counted on each device, that hold all active seeds: an eighth, a quarter or half of all
+        (each size is compiled), equally many on every device; None if more are needed."""
         active = active.reshape(self.mesh.shape["seed"], -1)
         seeds = active.shape[1]
         sizes = sorted({-(-seeds // part) for part in (8, 4, 2)})
@@ -153,8 +153,8 @@ class ManySeeds:
         return self._sums_by_position(params, windows, self.rows_of_data)
 
     def test(self, params: Any) -> tuple[Float[np.ndarray, "S parts"], Float[np.ndarray, "S parts"]]:
-        """(mean loss in nats, accuracy) over the scored positions of each part of the test sequences, for every seed's
-        parameters, by what evaluates validation. Every process must ask."""
+        """(mean loss in nats, accuracy) over the scored positions of each part of the test sequences, for every
+        seed's parameters, with the same program as validation. Every process must call it."""
         pieces = [self._sums_of_parts(params, piece, self.rows_of_data) for piece in self._draw_test(self._drawn)]
         total: Any = sum(np.stack(to_host(sums)).astype(np.float64) for sums in pieces)
         loss, accuracy = means(*total)

@@ -192,10 +192,10 @@ def _padded(data: Sequences, count: int) -> Sequences:
 
 
 class SeedTrainer:
-    """Pure functions that train and evaluate one seed. loss: (model, params, batch) -> scalar, if not `mean_loss` where
-    the task scores.
+    """Pure functions that train and evaluate one seed. loss: (model, params, batch) -> scalar; by default `mean_loss`
+    where the task scores.
 
-    Where they take a row, the data is that of many seeds, with a leading seed axis, and the row this seed's; None: it is this
+    Where they take a row, the data has a leading seed axis, and row is this seed's place on it; None: the data is this
     seed's own.
 
     token_axes: mesh axes over which the tokens of a batch are shared out, where the functions run under `jax.shard_map`. cut:
@@ -284,8 +284,9 @@ class SeedTrainer:
         return self.task.evaluated_on.draw(self._key(seed, purpose), num, "sample_evaluation")
 
     def test_data(self, seed: Int[Array, ""]) -> list[Parts]:
-        """The seed's num_test test sequences, which neither training nor validation draws, in pieces like the validation data,
-        if these are not too many: what is compiled for that then serves here too. In what fills the last nothing is scored."""
+        """The seed's num_test test sequences, which neither training nor validation draws, in pieces like the
+        validation data, unless there would be too many: the same compiled program then serves both. Nothing is
+        scored in what fills up the last piece."""
         drawn = self._draw_evaluation(seed, _TEST_DATA, self.settings.num_test)
         count, size = self.task.evaluated_on.pieces(self.settings.num_test, self.settings.num_validation)
         sizes = self.task.evaluated_on.split(size)
@@ -377,10 +378,11 @@ class SeedTrainer:
         *,
         num_steps: int,
     ) -> SeedState:
-        """`num_steps` steps in one scan, over `data["batches"]` [num_steps, batch, T] if given, else over batches it draws.
+        """`num_steps` steps in one scan, over `data["batches"]` [num_steps, batch, T] if given, else over batches that
+        it draws.
 
-        step: the state's own if None. Under vmap, one number for all seeds: then a step computes the part of the task's mixture
-        that it trains on, and no other. rates: this replica's own, in place of those of the settings.
+        step: the state's own if None. Under vmap, one number for all seeds: then a step computes only the part of the
+        task's mixture that it trains on. rates: this replica's own, instead of those in the settings.
         """
         parts = range(len(self.task.trained_on.parts))
 

@@ -13,8 +13,8 @@ PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": "tensor
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """Settings of training: seeds, steps, optimiser, data sets, precision. Which validation value is best, the task's
-    score says."""
+    """Settings of training: seeds, steps, optimiser, data sets, precision. The task's score decides which validation
+    value is best."""
 
     num_seeds: int = setting(5, "seeds trained at once", least=1)
     first_seed: int = setting(0, "the first of them; the others follow")
@@ -90,7 +90,8 @@ class TrainSettings:
 
     @property
     def but_for_rates(self) -> tuple[TrainSettings, bool]:
-        """What replicas have in common that one program trains: all but the rates, and whether there is a weight decay."""
+        """What all replicas in one program share: every setting except the rates, and whether there is a weight
+        decay."""
         return dataclasses.replace(self, learning_rate=1.0, weight_decay=0.0), self.weight_decay == 0
 
     @property
@@ -101,7 +102,7 @@ class TrainSettings:
 
     @property
     def steps_of_decay(self) -> int:
-        """The last steps, in which the schedule `wsd` lowers the learning rate."""
+        """How many of the last steps lower the learning rate in the schedule `wsd`."""
         return max(self.num_steps // 5, 1) if self.decay_steps is None else self.decay_steps
 
     def check(self) -> None:

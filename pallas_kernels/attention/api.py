@@ -43,30 +43,32 @@ def fenwick_attention(
     own: Float[Array, "B H K V"] | None = None,
     over: Float[Array, "B H"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H M K V"]]:
-    """Log-linear attention by the Pallas kernels: O(T log T), with a hand-written gradient.
+    """Log-linear attention with the Pallas kernels: O(T log T), with a hand-written gradient.
 
-    The tokens are those of a window: their first position is a multiple of a power of two that is not below T, such as 0. So
-    all of them read what came before at the same levels.
+    The tokens form a window: their first position, such as 0, is a multiple of a power of two that is not below T. So
+    all of them read what came before the window at the same levels.
 
     Shapes are not checked here: `loglinear_jax.log_linear_attention`, which calls it, checks them.
 
     Args:
-      q, k: [B, T, G, K], float32 or bfloat16, both and v alike; K and V from 16 to 256.
+      q, k: [B, T, G, K], float32 or bfloat16, the same as v; K and V from 16 to 256.
       v: [B, T, H, V], H a multiple of G.
       log_decay: [B, T, H] float32, ≤ 0.
       lam: [B, T, H, L] float32, L ≥ ceil(log2 T) + 1. None: λ ≡ 1, for which the kernels for Hopper keep one state instead of a
-        tree, in O(T); then the arguments from `initial` on, except `segmented`, are left out.
-      chunk_size: tokens a tile, a power of two from 16 to 128 (64 for float32); chosen if None.
+        tree, in O(T); then omit the arguments from `initial` on, except `segmented`.
+      chunk_size: tokens per tile, a power of two from 16 to 128 (64 for float32); chosen if None.
       precision: of float32 products, as in jax.lax.dot: full float32, or TF32, the GPU's default.
-      tiles: how to cut the work into programs, and with it whose kernels to take: those for Hopper GPUs, or those for any
+      tiles: how the work is cut into programs, and so which kernels run: those for Hopper GPUs, or those for any GPU
         since Ampere; chosen from the shapes, the GPU and JAX's version if None.
       initial: states of what came before the window, [B, H, U, K, V], at the levels from num_levels(T) on; U is at most L less
-        that. Read in q's dtype. occupied: [B] int32, whose bits say which of them there are. Both None if nothing came before.
-      segmented: whether log_decay is -inf, or below -105, where segments start: then decays inside of one keep their precision.
-      return_end: also return the states after the last token, of what came before its chunk.
+        that. Read in q's dtype. occupied: [B] int32, whose bits say which of these levels are occupied. Both None if
+        nothing came before.
+      segmented: whether log_decay is -inf, or below -105, where segments start: then decays within a segment keep their
+        precision.
+      return_end: also return the states, after the last token, of what came before its chunk.
       exchange: for a window that is a piece of a sequence, cut over devices: a hashable function of the state that the piece
-        leaves, [B, H, K, V] float32, and of `over`, that returns (initial, occupied) in their place, with `exchange.upper` = U.
-        It may hold collectives. T is then a power of two.
+        leaves, [B, H, K, V] float32, and of `over`, that returns (initial, occupied) instead of these arguments, with
+        `exchange.upper` = U. It may contain collectives. T is then a power of two.
       own, over: the state that the last chunk leaves, of its own tokens, and the log decay over the piece, both float32.
 
     Returns o [B, T, H, V] in v's dtype; with return_end (o, states [B, H, M, K, V] float32 at the M levels from log2 of

@@ -40,7 +40,7 @@ class UnsupportedError(ValueError):
 
 @contextlib.contextmanager
 def interpret(enabled: bool = True) -> Iterator[None]:
-    """Within it the kernels are traced for Pallas's interpreter, which runs on any device, slowly: for tests.
+    """Context in which the kernels are traced for Pallas's interpreter, which runs on any device, slowly: for tests.
 
     The environment variable LOGLINEAR_PALLAS_INTERPRET=1 does the same for a whole process.
     """

@@ -74,7 +74,8 @@ def lam_mlp(
     activation: str = "gelu",
     precision: PrecisionLike = None,
 ) -> Float[Array, "*B L"]:
-    """λ = out(W2 · activation(W1 · d + b1) + b2) over the last axis (paper, equation 3), by one kernel; float32.
+    """λ = out(W2 · activation(W1 · d + b1) + b2) over the last axis, by one kernel; float32. (Amin et al. 2026,
+    equation 3.)
 
     Args:
       d: [..., L]. w1: [L, d_h], b1: [d_h], w2: [d_h, L], b2: [L].

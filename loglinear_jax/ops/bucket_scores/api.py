@@ -54,20 +54,20 @@ def bucket_scores(
 
         s_t[ℓ] = Σ over s in bucket ℓ of t of exp(Σ_{s<r≤t} log_decay_r) (q_t · k_s)
 
-    with the buckets of `log_linear_attention`: level(t, s) = bit_length(t XOR s), s in t's segment. 0 where a bucket has no
-    such tokens; `occupied_levels` says where. A content-aware λ is computed from these scores. They are the derivative of
-    `log_linear_attention` by λ, for values of 1. O(T log T) time. Differentiable in q, k, log_decay and the initial state. NaN
-    and inf spread as in `log_linear_attention`.
+    with the buckets of `log_linear_attention`: level(t, s) = bit_length(t XOR s), s in t's segment. 0 where a bucket
+    has no such tokens; `occupied_levels` says which levels have a bucket. A content-aware λ is computed from these
+    scores. For values of 1 they are the derivative of `log_linear_attention` with respect to λ. O(T log T) time.
+    Differentiable in q, k, log_decay and the initial state. NaN and inf spread as in `log_linear_attention`.
 
     Args:
       q, k, log_decay, segment_ids, first_position, return_state, axis_name, precision: as in `log_linear_attention`.
-      num_levels: L, at least fenwick.num_levels(position of the last token + 1), with axis_name that of all pieces. None: just
-        as many, and no fewer than the initial state's; the initial state's (and at least fenwick.num_levels(T)) where its
-        position is traced.
-      initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A traced
-        position can't be refused: tokens beyond the levels get NaN.
-      chunk_size: tokens per chunk of the chunkwise forms, a power of two; None: 16, or up to 32 in the GPU kernel. The result
-        does not depend on it.
+      num_levels: L, at least fenwick.num_levels(position of the last token + 1), with axis_name of all pieces. None:
+        this number, or the initial state's if that is larger; if its position is traced, the initial state's (and at
+        least fenwick.num_levels(T)).
+      initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A
+        traced position cannot be checked: tokens beyond the levels get NaN.
+      chunk_size: tokens per chunk in the chunkwise forms, a power of two; None: 16, or up to 32 in the GPU kernel. It
+        does not change the result.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T log T), any
         backend), "pallas" (chunkwise, by a GPU kernel; K from 16 to 256, float32 or bfloat16, reverse-mode gradients only), or
         None for the best that works here.

@@ -54,30 +54,31 @@ def log_linear_delta_attention(
 
         o_t = Σ_{s≤t} λ_t[level(t, s)] · q_tᵀ [Π_{s<r≤t} exp(log_decay_r) (I - β_r k_r k_rᵀ)] β_s k_s v_sᵀ
 
-    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment, and later factors of the product on the left
-    (the gated delta rule, Yang, Kautz and Hatamizadeh 2025). With λ ≡ 1 it is `gated_delta_attention`. Keys must have length 1
-    at most: with β |k|² above 2 the states grow without bound. A content-aware λ takes its `bucket_scores` from the decayed
-    sums of keys, which the delta rule does not change.
+    with level(t, s) = bit_length(t XOR s), over the tokens s of t's segment; later factors of the product are on the
+    left (the gated delta rule, Yang, Kautz and Hatamizadeh 2025). With λ ≡ 1 it is `gated_delta_attention`. Keys must
+    have length at most 1: with β |k|² above 2 the states grow without bound. A content-aware λ takes its
+    `bucket_scores` from the decayed sums of keys, which the delta rule does not change.
 
-    Differentiable in every array and in the initial state. NaN and inf spread as in `log_linear_attention`, from beta and
-    log_decay as from k.
+    Differentiable in every array and in the initial state. NaN and inf spread as in `log_linear_attention`; those in
+    beta and log_decay spread like those in k.
 
     Args:
       q, k, v, log_decay, lam, segment_ids, first_position, return_state, axis_name, chunk_size, precision: as in
-        `log_linear_attention`. With axis_name devices also exchange how each piece changes a state, [K, K] for each head.
-      beta: β, how much is overwritten, [B, T, H], from 0 to 1, or to 2 for negative eigenvalues (not checked). Used in float32
-        or wider.
+        `log_linear_attention`. With axis_name, devices also exchange a [K, K] matrix for each head: how their piece
+        changes a state.
+      beta: β, how much is overwritten, [B, T, H], from 0 to 1, or up to 2 for negative eigenvalues (not checked). Used
+        in float32 or wider.
       initial_state: as in `log_linear_attention`, from this function or `log_linear_delta_step`.
       implementation: "parallel" (O(T²) memory, the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
-        O(T log T), any backend), "pallas" (the same by GPU kernels; K and V to 128 in bfloat16, to 64 in float32; reverse-mode
-        gradients only), or None: on a GPU "pallas" in bfloat16 and TF32 for such K and V; "xla" elsewhere.
+        O(T log T), any backend), "pallas" (the same by GPU kernels; K and V up to 128 in bfloat16, up to 64 in float32;
+        reverse-mode gradients only), or None: on a GPU, "pallas" in bfloat16 and TF32 for such K and V; else "xla".
 
     Returns:
       o [B, T, H, V] in v's dtype; with return_state, (o, FenwickState) whose L is lam's (or the initial state's, if that has
       more).
 
     Raises:
-      ValueError: as `log_linear_attention`; also for a beta that does not fit.
+      ValueError: as in `log_linear_attention`; also for a beta that does not fit.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -118,7 +119,7 @@ def log_linear_delta_step(
       (o [B, H, V] in v's dtype, the next state).
 
     Raises:
-      ValueError: as `fenwick_step`; also for a beta that does not fit.
+      ValueError: as in `fenwick_step`; also for a beta that does not fit.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -168,20 +169,20 @@ def gated_delta_attention(
 
         S_t = exp(log_decay_t) (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ,    o_t = q_tᵀ S_t
 
-    (Yang, Kautz and Hatamizadeh 2025.) With log_decay 0 it is DeltaNet (Yang et al. 2024). O(T) time.
+    (Yang, Kautz and Hatamizadeh 2025.) With log_decay = 0 it is DeltaNet (Yang et al. 2024). O(T) time.
 
     Args:
       q, k, v, log_decay, beta, segment_ids, return_state, axis_name, chunk_size, implementation, precision: as in
         `log_linear_delta_attention`.
-      initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
+      initial_state: the state after earlier tokens, one matrix per head, [B, H, K, V], in float32 or wider.
 
     Returns:
       o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, a chunk_size that is
-        not a power of two, or an unknown implementation; UnsupportedError (a ValueError) where the kernels are asked for and
-        cannot run.
+        not a power of two, or an unknown implementation; UnsupportedError (a ValueError) if the kernels are asked for
+        and cannot run.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -54,10 +54,10 @@ def gated_linear_attention(
 
     Args:
       q, k, v, log_decay, segment_ids, return_state, axis_name, chunk_size, precision: as in `log_linear_attention`.
-      initial_state: the state after earlier tokens, one matrix a head, [B, H, K, V], in float32 or wider.
+      initial_state: the state after earlier tokens, one matrix per head, [B, H, K, V], in float32 or wider.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise, O(T), any
-        backend), "pallas" (the GPU kernels of `log_linear_attention`: with one state on Hopper GPUs, O(T), with all levels
-        elsewhere, O(T log T)), or None: "pallas" on a GPU that can run it, else "xla".
+        backend), "pallas" (the GPU kernels of `log_linear_attention`: on Hopper GPUs with one state, O(T), elsewhere
+        with all levels, O(T log T)), or None: "pallas" on a GPU that can run it, else "xla".
 
     Returns:
       o [B, T, H, V] in v's dtype, or (o, state [B, H, K, V]) with return_state.

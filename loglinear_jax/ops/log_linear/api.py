@@ -55,12 +55,13 @@ def log_linear_attention(
     Nothing is scaled or normalised: divide q by √K beforehand if you want that. Differentiable in every array and in the
     initial state.
 
-    NaN or inf in a token's arguments shows in the outputs that depend on it. Where matrices are multiplied it also reaches
-    earlier tokens, for 0 · NaN is NaN, as in softmax attention: from k or v, the tokens of its chunk (with "parallel", of the
-    sequence); with "pallas" from log_decay, too; never from q or lam, never with "recurrent", and never an earlier chunk,
-    another sequence of the batch, or heads of another group. In the initial state it reaches every token of its head.
-    Gradients are kept apart less: from a later q, log_decay or lam, NaN reaches those of every earlier k, v and log_decay of
-    its heads, in every form, even if the loss is of earlier tokens alone; with "pallas", of its chunk's later log_decay, too.
+    NaN or inf in a token's arguments appears in the outputs that depend on it. Matrix products also carry it to earlier
+    tokens, as 0 · NaN is NaN: from k or v (with "pallas" also log_decay) to the tokens of its chunk, with "parallel" of
+    its sequence. It does not spread from q or lam, or with "recurrent", and never reaches an earlier chunk, another
+    sequence of the batch, or heads of another group. In the initial state it reaches every token of its head. In
+    gradients it spreads further: in every form, NaN in a later q, log_decay or lam reaches the gradients of every
+    earlier k, v and log_decay of its heads, even if the loss is only of earlier tokens; with "pallas" also those of
+    later log_decay in its chunk.
 
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G). float32, bfloat16, float16
@@ -70,26 +71,25 @@ def log_linear_attention(
         everything before the token. Called g in flash-linear-attention. Used in float32 or wider.
       lam: λ, the weight of each level, [B, T, H, L] with L ≥ num_levels(position of the last token + 1). Called
         level_scales in flash-linear-attention. Used in float32 or wider.
-      segment_ids: integers [B, T], where several documents are packed into a sequence: a token whose id differs from that of
-        the token before starts a new segment, which reads nothing of those before. Levels stay those of positions in the
-        sequence, so a document in the pack equals the document alone with first_position. None: one segment.
-      first_position: position of the first token, which has no past: an integer, or [B] for rows that start at different ones;
-        may be traced.
-      initial_state: state after earlier tokens, which belongs to the first segment; these tokens then start at
-        initial_state.position, which may be traced, and [B] for rows at different positions.
-        A traced position can't be refused. Then every token beyond the levels of `lam` gets NaN, and those before keep their
-        outputs and gradients; at a negative position, or one beyond the state's own levels, all tokens get NaN.
-      return_state: also return the state after the last token, which is that of the last segment.
-      axis_name: the mesh axis over which the sequence is cut, inside `jax.shard_map`: each device has one of equal pieces, in
-        order. T is then the length of a piece, a power of two, and L ≥ num_levels(tokens of all pieces). Segments may continue
-        from piece to piece. Devices exchange one state for each head, in one all-gather, and one reduce-scatter for the
-        gradients. Not together with first_position, initial_state or return_state.
-      chunk_size: tokens per chunk of the chunkwise forms, a power of two; chosen from the shapes if None. The result
-        does not depend on it.
+      segment_ids: integers [B, T], if several documents are packed into a sequence: a token whose id differs from that
+        of the token before starts a new segment, which reads nothing before it. Levels follow positions in the
+        sequence, so a document in the pack gives the same as the document alone with first_position. None: one segment.
+      first_position: position of the first token, which has no past: an integer, or [B] if rows start at different
+        positions; may be traced.
+      initial_state: state after earlier tokens, which belong to the first segment. The tokens then start at
+        initial_state.position, which may be traced, and is [B] if rows are at different positions. A traced position
+        cannot be checked: every token beyond the levels of `lam` gets NaN, and earlier tokens keep their outputs and
+        gradients; at a negative position, or one beyond the state's own levels, all tokens get NaN.
+      return_state: also return the state after the last token; it holds only the last segment.
+      axis_name: the mesh axis over which the sequence is cut, inside `jax.shard_map`: the devices have pieces of equal
+        length, in order. T is then the length of a piece, a power of two, and L ≥ num_levels(tokens of all pieces).
+        Segments may continue from piece to piece. Devices exchange one state for each head, in one all-gather, and one
+        reduce-scatter for the gradients. Excludes first_position, initial_state and return_state.
+      chunk_size: tokens per chunk in the chunkwise forms, a power of two; chosen from the shapes if None. It does not
+        change the result.
       implementation: "parallel" (O(T²), the definition), "recurrent" (a scan over tokens), "xla" (chunkwise,
         O(T log T), any backend), "pallas" (chunkwise by GPU kernels; K and V from 16 to 256, float32 or bfloat16,
-        reverse-mode gradients only), or None for the best that works here: "pallas" on a GPU that can run
-        it, else "xla".
+        reverse-mode gradients only), or None: "pallas" on a GPU that can run it, else "xla".
       precision: of the matrix products, as in jax.lax.dot; None follows jax.default_matmul_precision.
 
     Returns:
@@ -98,9 +98,9 @@ def log_linear_attention(
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, too few levels, a dtype that is not floating,
-        a chunk_size that is not a power of two, an unknown implementation, a first_position beside an initial_state, with
-        axis_name a T that is not a power of two or an argument that it excludes, or, for "pallas", what its kernels cannot run
-        (pallas_kernels.UnsupportedError).
+        a chunk_size that is not a power of two, an unknown implementation, both first_position and initial_state, with
+        axis_name a T that is not a power of two or an argument that it excludes, or, for "pallas", what its kernels
+        cannot run (pallas_kernels.UnsupportedError).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -137,16 +137,16 @@ def fenwick_step(
     Args:
       state: the state after the earlier tokens, from init_fenwick_state, log_linear_attention or this function.
       q, k, v, log_decay, lam: as in `log_linear_attention`, without the time axis.
-      implementation: as in `log_linear_attention`. With None and "pallas" a kernel updates the states in one pass where it
-        can run (on a GPU, float32, K and V powers of two); otherwise it is plain JAX.
+      implementation: as in `log_linear_attention`. With None and "pallas" a kernel updates the states in one pass where
+        it can run (on a GPU, float32, K and V powers of two); elsewhere plain JAX runs.
 
     Returns:
       (o [B, H, V] in v's dtype, the next state, of the same shape and dtype as `state`).
 
     Raises:
       ValueError: as in `log_linear_attention`; also if the state's (concrete) position has outgrown its levels, or
-        lam's. A traced position can't be refused: then o is NaN, and stays so for every later token of a state that has
-        outgrown its levels. Size the state by init_fenwick_state's max_length.
+        lam's. A traced position cannot be checked: o is then NaN, also for every later token if the state has outgrown
+        its levels. Size the state by init_fenwick_state's max_length.
 
     Examples:
       >>> import jax.numpy as jnp

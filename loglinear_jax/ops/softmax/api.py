@@ -28,27 +28,30 @@ def softmax_attention(
     axis_name: str | None = None,
     implementation: Literal["parallel", "recurrent"] | None = None,
 ) -> Float[Array, "B T H V"]:
-    """Softmax attention with rotary positions (Su et al. 2021): o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s, ~ for rotated.
+    """Softmax attention with rotary positions (Su et al. 2021): o_t = Σ_{s≤t} softmax_s(q̃_t · k̃_s / √K) v_s.
 
-    As only differences of positions count, a document in a pack equals the document alone.
+    q̃ and k̃ are rotated by position. Only differences of positions count, so a document in a pack gives the same as
+    alone.
 
-    Memory of "parallel" is O(T), with gradients. On a GPU, bfloat16 and float16 go through cuDNN's FlashAttention, documents
-    as a mask of at most half a GiB. Everything else computes the scores of some queries at a time.
+    "parallel" needs O(T) memory, also for gradients. On a GPU, bfloat16 and float16 go through cuDNN's FlashAttention,
+    with documents as a mask of at most half a GiB. In all other cases the scores of a few queries are computed at a
+    time.
 
-    NaN or inf in a token's v can also reach earlier tokens of its sequence, for 0 · NaN is NaN, but not with "recurrent".
+    NaN or inf in a token's v can also reach earlier tokens of its sequence, as 0 · NaN is NaN, but not with
+    "recurrent".
 
     Args:
       q, k: queries and keys, [B, T, G, K], for G groups; head h uses group h // (H / G).
       v: values, [B, T, H, V], H a multiple of G.
       segment_ids: as in `log_linear_attention`.
-      window: how many tokens each attends to, the last of them itself; None: all before it, and itself. Scores of a
-        window shorter than T / 2 are computed at once, in O(T window) memory.
-      axis_name: as in `log_linear_attention`, for "parallel" alone. Each device gathers the keys and values of all pieces; with
-        a window of at most T it gets some of the piece before.
+      window: how many tokens each token attends to, itself included; None: itself and all before it. With a window
+        shorter than T / 2 all scores are computed at once, in O(T window) memory.
+      axis_name: as in `log_linear_attention`, only for "parallel". Each device gathers the keys and values of all
+        pieces; with a window of at most T, only some of the previous piece.
       implementation: "parallel" (the formula, over all pairs of tokens) or "recurrent" (a scan over tokens with a cache of
         every key and value). None means "parallel".
 
-    Returns o [B, T, H, V] in q's and k's dtype, the wider if they differ.
+    Returns o [B, T, H, V] in the dtype of q and k, the wider one if they differ.
 
     Raises:
       ValueError: ranks or sizes that do not fit, H not a multiple of G, a dtype that is not floating, or an unknown
