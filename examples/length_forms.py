@@ -51,7 +51,7 @@ SPAN = 8  # levels over which an index goes from 0 to 1
 
 
 class Smooth(nn.Module):
-    """λ a smooth function of the level's index, which is log2 of its bucket's size, and of the token.
+    """λ a smooth function of the level's index, which grows by 1 where its bucket's size doubles, and of the token.
 
     width: of an MLP's hidden layer; None: a line.
     """
