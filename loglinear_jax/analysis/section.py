@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.style import save, sentence
 from loglinear_jax.analysis.table import Table
 from loglinear_jax.progress import progress_bar
-from loglinear_jax.runs.folders import is_finished, train_settings
+from loglinear_jax.runs.folders import finished_outcomes
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.runs.outcome import on_one_set
 from loglinear_jax.runs.writing import NoReadableCheckpoint, replace_file
@@ -103,7 +104,8 @@ class Report:
             note: below it; a table has one of its own.
         """
         stem = stem[:MOST_OF_STEM]
-        stem = next(one for one in (stem, *(f"{stem}-{n}" for n in range(2, 1000))) if one not in self._stems)
+        numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        stem = next(name for name in numbered if name not in self._stems)
         self._stems.add(stem)
         item = {"title": title, "note": note, "folded": isinstance(shown, Table) and len(shown.rows) > MANY_ROWS}
         if isinstance(shown, Table):
@@ -249,11 +251,7 @@ class Context:
         """Returns each seed's accuracy, as a share of 1, with the parameters that are shown, and what it is: "test
         accuracy" if every variant of the run has one, as in the run's tables.
         """
-        finished = all(
-            variant in run.outcomes and is_finished(run.outcomes[variant], train_settings(run.config, variant))
-            for variant in run.variants
-        )
-        if self.choices.which == "best" and finished:
+        if self.choices.which == "best" and len(finished_outcomes(run.outcomes, run.config)) == len(run.variants):
             outcome = on_one_set(run.outcomes)[trained.variant]
             if outcome.test_accuracy is not None:
                 return dict(zip(outcome.seeds, outcome.accuracy, strict=True)), "test accuracy"

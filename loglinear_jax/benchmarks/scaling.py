@@ -20,7 +20,7 @@ import jax
 from loglinear_jax.benchmarks import attention, language_model, measure
 from loglinear_jax.command_line import BadInput, comma_separated, one_of, size
 from loglinear_jax.models import LanguageSettings
-from loglinear_jax.train import device_mesh
+from loglinear_jax.train import can_be_cut, device_mesh
 
 HELP = "several devices: a sequence that is cut over them, and training steps over meshes"
 PARTS = ("attention", "training")
@@ -62,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check_pieces(given: str, length: int, pieces: int, least: int = 1) -> None:
     """Raises BadInput unless a sequence can be cut into so many pieces."""
-    piece, rest = divmod(length, pieces)
-    if pieces > 1 and (rest or piece & (piece - 1) or piece < least):
+    if not can_be_cut(length, pieces, least):
         raise BadInput(
             f"{given}: {length} tokens over {pieces} devices: expected a power of two tokens, at least {least}, on each"
         )

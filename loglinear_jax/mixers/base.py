@@ -112,7 +112,7 @@ class TokenMixer(nn.Module):
         return {"chunk_size"} if getattr(self, "implementation", None) in ("parallel", "recurrent") else set()
 
     def numbers_kept(self, length: int, heads: int, groups: int, key_dim: int, value_dim: int) -> int | None:
-        """Recurrent state size after `length` tokens; None: it does not say."""
+        """Recurrent state size after `length` tokens; None if the mixer does not give it."""
         return None
 
     def check(self) -> None:

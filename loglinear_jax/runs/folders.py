@@ -320,6 +320,12 @@ def train_settings(config: ConfigDict, variant: str) -> TrainSettings:
     return TrainSettings(**with_none(variant_config(config, variant).train.to_dict(), TrainSettings))
 
 
+def finished_outcomes(outcomes: Mapping[str, VariantOutcome], config: ConfigDict) -> dict[str, VariantOutcome]:
+    """Those of the outcomes that have all seeds and steps of a config's variants, in the order of the variants."""
+    names = [name for name in variant_names(config) if name in outcomes]
+    return {name: outcomes[name] for name in names if is_finished(outcomes[name], train_settings(config, name))}
+
+
 def is_finished(outcome: VariantOutcome, train: TrainSettings) -> bool:
     """Whether an outcome has all seeds of the settings, trained for their steps or until each of them had stopped."""
     asked = train.num_steps if outcome.num_steps is None else outcome.num_steps

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -159,26 +160,13 @@ class VariantOutcome:
     def of_seeds(self, seeds: Collection[int]) -> VariantOutcome:
         """The outcome of these of its seeds alone."""
         kept = [seed in seeds for seed in self.seeds]
-
-        def some(values: Any) -> Any:
-            if isinstance(values, dict):
-                return {name: some(value) for name, value in values.items()}
-            return list(itertools.compress(values, kept))
-
-        chosen = {name: some(value) for name, value in vars(self).items() if isinstance(value, (list, dict))}
-        return dataclasses.replace(self, **chosen)
+        return dataclasses.replace(self, **_lists_of(lambda values: list(itertools.compress(values, kept)), self))
 
     def with_seeds_of(self, other: VariantOutcome) -> VariantOutcome:
         """The outcome of this one's seeds and then the other's, which were trained in another program, so that no rate of
         training is known of all of them."""
-
-        def join(values: Any, others: Any) -> Any:
-            if isinstance(values, dict):
-                return {name: join(value, others[name]) for name, value in values.items()}
-            return values + others
-
         own, further = vars(self), vars(other)
-        joined = {name: join(value, further[name]) for name, value in own.items() if isinstance(value, (list, dict))}
+        joined = _lists_of(operator.add, self, other)
         for name, of_both in (("last_step", max), ("num_steps", max), ("seconds", sum)):
             known = None not in (own[name], further[name])
             joined[name] = of_both((own[name], further[name])) if known else None
@@ -187,6 +175,18 @@ class VariantOutcome:
             taken = [one.num_steps for one in (self, other) if one.last_step >= one.num_steps]
             joined["num_steps"] = min(taken, default=joined["num_steps"])
         return dataclasses.replace(self, **joined, seed_steps_per_second=None, tokens_per_second=None)
+
+
+def _lists_of(function: Callable[..., list[Any]], *outcomes: VariantOutcome) -> dict[str, Any]:
+    """The fields that have an entry per seed, also in dicts: `function` of their lists in all outcomes."""
+
+    def of_lists(*values: Any) -> Any:
+        if isinstance(values[0], dict):
+            return {name: of_lists(*(one[name] for one in values)) for name in values[0]}
+        return function(*values)
+
+    names = [name for name, value in vars(outcomes[0]).items() if isinstance(value, (list, dict))]
+    return {name: of_lists(*(getattr(outcome, name) for outcome in outcomes)) for name in names}
 
 
 OF_SEEDS = ("best_loss", "best_accuracy", "best_step", "solved_step", "diverged_step")

@@ -20,7 +20,7 @@ from loglinear_jax.config import (
 )
 from loglinear_jax.config.files import read_config_arguments, shell_safe
 from loglinear_jax.files import MOST_BYTES_OF_NAME
-from loglinear_jax.runs.folders import RunFolder, is_finished, train_settings, write_record
+from loglinear_jax.runs.folders import RunFolder, finished_outcomes, write_record
 from loglinear_jax.runs.outcome import RunSummary, join_summaries
 from loglinear_jax.runs.writing import RunFailed, one_at_a_time, writing
 from loglinear_jax.settings import SettingError
@@ -69,12 +69,7 @@ class TrackedCell:
         if not found:
             return None
         summary = join_summaries(found)
-        finished = {
-            name: summary.variants[name]
-            for name in variant_names(self.config)
-            if name in summary.variants and is_finished(summary.variants[name], train_settings(self.config, name))
-        }
-        return dataclasses.replace(summary, variants=finished)
+        return dataclasses.replace(summary, variants=finished_outcomes(summary.variants, self.config))
 
     @property
     def outcome_folder(self) -> Path:

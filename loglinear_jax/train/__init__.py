@@ -2,7 +2,7 @@
 
 from loglinear_jax.train.data import measure_test, open_data
 from loglinear_jax.train.many_seeds import ManySeeds
-from loglinear_jax.train.meshes import check_pieces, device_mesh
+from loglinear_jax.train.meshes import can_be_cut, check_pieces, device_mesh
 from loglinear_jax.train.seed_trainer import SeedState, SeedTrainer, make_optimizer, mean_loss, scored_sums
 from loglinear_jax.train.settings import PRECISIONS, TrainSettings
 
@@ -12,6 +12,7 @@ __all__ = [
     "SeedState",
     "SeedTrainer",
     "TrainSettings",
+    "can_be_cut",
     "check_pieces",
     "device_mesh",
     "make_optimizer",

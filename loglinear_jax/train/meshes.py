@@ -91,12 +91,17 @@ def check_pieces(settings: TrainSettings, task: Any, model: Any) -> None:
         )
     if model.random_first_position:
         raise SettingError(f"train.sequence_devices={pieces} must be 1 with a model.random_first_position")
-    piece, rest = divmod(task.seq_len, pieces)
-    if rest or piece & (piece - 1) or piece < model.conv_width:
+    if not can_be_cut(task.seq_len, pieces, model.conv_width):
         raise SettingError(
             f"train.sequence_devices={pieces} must cut task.seq_len={task.seq_len} into pieces of a power of two, of at least "
             f"model.conv_width={model.conv_width} tokens"
         )
+
+
+def can_be_cut(length: int, pieces: int, least: int = 1) -> bool:
+    """Whether a sequence is whole, or can be cut into equal pieces of a power of two, and at least `least`, tokens."""
+    piece, rest = divmod(length, pieces)
+    return pieces == 1 or not (rest or piece & (piece - 1) or piece < least)
 
 
 def in_pieces(model: nn.Module) -> nn.Module:

@@ -61,7 +61,7 @@ def bucket_scores(
 
     Args:
       q, k, log_decay, segment_ids, first_position, return_state, axis_name, precision: as in `log_linear_attention`.
-      num_levels: L, at least fenwick.num_levels(position of the last token + 1), with axis_name of all pieces. None:
+      num_levels: L, at least fenwick.num_levels(position of the last token + 1), with axis_name the last of all pieces. None:
         this number, or the initial state's if that is larger; if its position is traced, the initial state's (and at
         least fenwick.num_levels(T)).
       initial_state: a FenwickState [B, H, L, K, 1], as for values of 1: the sums of the keys of earlier tokens. A
