@@ -20,7 +20,7 @@ from pallas_kernels.attention.tiles import Tiles, choose_tiles
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.by_token import decay_gradient, decay_of_tokens, lam_gradient
 from pallas_kernels.common.chunks import chunk_decay_of, since_start, upper_reads
-from pallas_kernels.common.launch import HeadAxes, changed_in_place, fold_mapped_axes, pad, vary_as
+from pallas_kernels.common.launch import HeadAxes, changed_in_place, fold_mapped_axes, pad, vary_as, varying
 from pallas_kernels.common.support import dot_mode, interpreting
 from pallas_kernels.common.tiles import tile_for
 
@@ -228,7 +228,7 @@ def _passes(sizes: AttentionSizes, tiles: Tiles | HopperTiles, last_chunk: int |
     kept = (2,)  # then arrays [B, H, ...]
     axes = (inputs, outputs), (inputs, outputs + kept), (outputs + inputs + kept, inputs[:5])
     return tuple(
-        fold_mapped_axes(_varying(way), partitioned, HeadAxes(sizes.shared_out, *axes_of_way))
+        fold_mapped_axes(varying(way), partitioned, HeadAxes(sizes.shared_out, *axes_of_way))
         for way, axes_of_way in zip(ways, axes, strict=True)
     )
 
@@ -241,7 +241,7 @@ def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exc
     last_chunk = sizes.num_chunks - 1 if sizes.heights else None
 
     def folded(way, **more):
-        return fold_mapped_axes(_varying(functools.partial(way, sizes=sizes, tiles=tiles, **more)), False)
+        return fold_mapped_axes(varying(functools.partial(way, sizes=sizes, tiles=tiles, **more)), False)
 
     nodes, of_reads = folded(_nodes, last_chunk=last_chunk), folded(_state_gradients)
     of_nodes = folded(_backward, last_chunk=None, piece=True)
@@ -278,15 +278,6 @@ def _differentiable_piece(sizes: AttentionSizes, tiles: Tiles | HopperTiles, exc
 
     apply.defvjp(functools.partial(forward, reads_and_keep), apply_backward)
     return apply
-
-
-def _varying(way):
-    """way, whose results vary over the manual mesh axes (of shard_map) of its operands: Mosaic says nothing of these."""
-
-    def run(*operands):
-        return [functools.reduce(vary_as, operands, x) for x in way(*operands)]
-
-    return run
 
 
 def _scan_of(tiles: Tiles | HopperTiles):

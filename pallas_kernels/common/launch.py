@@ -108,6 +108,15 @@ def vary_as(x, other):
     return lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
+def varying(function):
+    """function, whose results vary over the manual mesh axes (of shard_map) of its operands: Mosaic says nothing of these."""
+
+    def run(*operands, **options):
+        return [functools.reduce(vary_as, operands, x) for x in function(*operands, **options)]
+
+    return run
+
+
 def with_standard_promotion(function: Callable[P, R]) -> Callable[P, R]:
     """function, in which shapes and dtypes are promoted as usual, whatever jax_numpy_rank_promotion and
     jax_numpy_dtype_promotion say: these watch over the code of users."""

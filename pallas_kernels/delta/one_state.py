@@ -16,6 +16,7 @@ Names and shapes inside, beside those of `delta.chunks`:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -26,8 +27,9 @@ from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Float
 
+from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.common.chunks import LOG2_E, log2_decays, multiply, since_chunk_start, sum_tokens
-from pallas_kernels.common.launch import HeadAxes, call, column_blocks, fold_mapped_axes, for_columns, pad
+from pallas_kernels.common.launch import HeadAxes, call, column_blocks, fold_mapped_axes, for_columns, pad, varying
 from pallas_kernels.delta.chunks import (
     ChunkSizes,
     ChunkSpecs,
@@ -51,12 +53,15 @@ def delta_scan(
     chunk_size: int,
     precision: PrecisionLike = None,
     segmented: bool = False,
+    hopper: bool | None = None,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """The gated delta rule over tokens 0 .. T-1 in N whole chunks of C = chunk_size, from a state on.
 
     Args:
       q, k, v, log_decay, beta, chunk_size, precision, segmented: as in `delta_chunks`.
       first: the state before all tokens, [B, H, K, V] float32.
+      hopper: whether the kernels for Hopper GPUs run, which take chunks of 64 tokens in bfloat16, K and V from 33 to 128; where
+        they can if None.
 
     Returns o [B, T, H, V] in q's dtype, and the state after all tokens [B, H, K, V] in float32. Differentiable in reverse mode,
     and batched by vmap, to any depth.
@@ -65,8 +70,13 @@ def delta_scan(
     """
     key_dim, value_dim = q.shape[3], v.shape[3]
     sizes = sizes_for(q, v, chunk_size, precision, segmented)
+    if hopper is None:
+        reason = BACKENDS["hopper"].why_not(key_dim, value_dim, q.dtype, chunk_size)
+        hopper = reason is None and chunk_size == 64 and not sizes.interpret
+    if hopper:
+        sizes = dataclasses.replace(sizes, segmented=False)  # float32 is exact enough for bfloat16
     keys, values = sizes.key_dim, sizes.value_dim
-    out, last = _differentiable(sizes)(
+    out, last = _differentiable(sizes, hopper)(
         pad(q, (3, keys)),
         pad(k, (3, keys)),
         pad(v, (3, values)),
@@ -78,20 +88,35 @@ def delta_scan(
 
 
 @functools.cache
-def _differentiable(sizes: ChunkSizes):
+def _differentiable(sizes: ChunkSizes, hopper: bool):
     """The function (q, k, v, log2 decays [B, P, H, T], beta, first) -> (o, last)."""
-    inputs = (2, 2, 2, 2, 1, 1)
-    forward = fold_mapped_axes(functools.partial(_forward, sizes=sizes), heads=HeadAxes(sizes.shared_out, inputs, (2,)))
-    axes = HeadAxes(sizes.shared_out, (2, 1, *inputs), inputs)
-    backward = fold_mapped_axes(functools.partial(_backward, sizes=sizes), heads=axes)
+    inputs, outputs = (2, 2, 2, 2, 1, 1), (2, 1)
+    run, run_back = _kernels(hopper)
+    partitioned = not (hopper and sizes.interpret)  # as in the attention
+
+    def folded(function, arguments, results, **options):
+        own = functools.partial(function, sizes=sizes, **options)
+        return fold_mapped_axes(own, partitioned, HeadAxes(sizes.shared_out, arguments, results))
+
+    forward, forward_and_keep = (folded(run, inputs, outputs, keep=keep) for keep in (False, True))
+    backward = folded(run_back, outputs + inputs, inputs)
 
     def keeping(*operands):
-        out, last, *kept = forward(*operands)
+        out, last, *kept = forward_and_keep(*operands)
         return (out, last), (*operands[:5], *kept)
 
-    apply = jax.custom_vjp(lambda *operands: keeping(*operands)[0])
-    apply.defvjp(keeping, lambda kept, d: backward(*d, *kept))
+    apply = jax.custom_vjp(lambda *operands: tuple(forward(*operands)))
+    apply.defvjp(keeping, lambda kept, d: tuple(backward(*d, *kept)))
     return apply
+
+
+def _kernels(hopper: bool):
+    """The functions `_forward` and `_backward`, or those for Hopper."""
+    if not hopper:
+        return _forward, _backward
+    from pallas_kernels.delta import hopper as kernels  # which only JAX from 0.11.2 on can import
+
+    return varying(kernels.forward), varying(kernels.backward)
 
 
 # --- Launching ------------------------------------------------------------------------------------------------------
@@ -139,7 +164,7 @@ class _ScanSpecs:
         return pl.BlockSpec((None, None, *shape, self.columns), lambda x, y: (*self._where(y), *[0] * len(shape), x))
 
 
-def _forward(q, k, v, decays, beta, first, *, sizes: ChunkSizes):
+def _forward(q, k, v, decays, beta, first, *, sizes: ChunkSizes, keep: bool):
     sizes = sizes.of_arrays(q, v.shape[2])
     decay = since_chunk_start(jnp.moveaxis(decays, 1, 0), sizes)
     launch, specs = sizes.launch(), ChunkSpecs(sizes, sizes.launch())
@@ -184,7 +209,7 @@ def _forward(q, k, v, decays, beta, first, *, sizes: ChunkSizes):
         launch,
         sizes.interpret,
     )(q, k, decay, writes, before)
-    return out, last, erase, inverse, since, until, writes, before
+    return (out, last, erase, inverse, since, until, writes, before) if keep else (out, last)
 
 
 def _backward(do, d_last, q, k, v, decays, beta, erase, inverse, since, until, writes, before, *, sizes: ChunkSizes):

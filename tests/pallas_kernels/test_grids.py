@@ -105,22 +105,23 @@ def test_grids_by_triton(operation, sizes):
 
 @needs_hopper_kernels
 @pytest.mark.parametrize("sizes", FEW_AND_MANY)
-def test_grids_for_hopper(sizes, monkeypatch):
-    from pallas_kernels.attention.hopper import parts
+@pytest.mark.parametrize(("operation", "kernels"), [("attention", 7), ("gated_delta", 3)])
+def test_grids_for_hopper(operation, kernels, sizes, monkeypatch):
+    from pallas_kernels.common import mosaic
 
-    grids, kernel = {}, parts.plgpu.kernel
+    grids, kernel = {}, mosaic.plgpu.kernel
 
     def recording(*args, grid, kernel_name, **kwargs):
         grids[kernel_name] = grid
         return kernel(*args, grid=grid, kernel_name=kernel_name, **kwargs)
 
-    monkeypatch.setattr(parts.plgpu, "kernel", recording)
-    attention, operands = case("attention", sizes).function, case("attention", sizes).arguments(None)
-    gradient = jax.grad(lambda *operands: jnp.sum(attention(*operands).astype(jnp.float32)), range(len(operands)))
+    monkeypatch.setattr(mosaic.plgpu, "kernel", recording)
+    function, operands = case(operation, sizes).function, case(operation, sizes).arguments(None)
+    gradient = jax.grad(lambda *operands: jnp.sum(function(*operands).astype(jnp.float32)), range(len(operands)))
     jax.clear_caches()  # what was traced for another GPU
     with as_if_on(GPUS["9.0"]):
         jax.jit(gradient).trace(*operands).lower(lowering_platforms=("cuda",))
-    assert len(grids) == 7
+    assert len(grids) == kernels
     for *others, last in grids.values():
         assert last <= LIMITS["x"] and max(others, default=0) <= LIMITS["y"]
 
@@ -130,13 +131,13 @@ def test_grids_for_hopper(sizes, monkeypatch):
 @pytest.mark.usefixtures("run_kernels")
 @pytest.mark.parametrize("groups", [1, 4])
 def test_folded_grids_for_hopper_compute_the_same(groups, monkeypatch):
-    from pallas_kernels.attention.hopper import parts
     from pallas_kernels.attention.hopper.tiles import HopperTiles
+    from pallas_kernels.common import mosaic
 
     tiles = HopperTiles(radix=2, rows=1, outputs=2, query_gradients=2, chunk_gradients=2, chunk_states=2)
     attend, runs = functools.partial(pallas_kernels.fenwick_attention, tiles=tiles), []
-    for most in (parts.MOST_OF_AXIS, 0):
-        monkeypatch.setattr(parts, "MOST_OF_AXIS", most)
+    for most in (mosaic.MOST_OF_AXIS, 0):
+        monkeypatch.setattr(mosaic, "MOST_OF_AXIS", most)
         runs.append(results(attend, ATTENTION.inputs((2, 200, groups, 4, 64, 64), "bf16")))
     for plain, folded in zip(*runs, strict=True):
         np.testing.assert_array_equal(np.asarray(plain), np.asarray(folded))

@@ -19,7 +19,9 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.hopper.heads import Heads
 from pallas_kernels.attention.hopper.lams import Lams
 from pallas_kernels.attention.hopper.pairs import LEVELS_IN_BLOCK, STRIP, STRIPS, LevelSums, Pairs, diagonal
-from pallas_kernels.attention.hopper.parts import (
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.triton import AttentionSizes, ByToken, Decay, Keys, Lam, Values
+from pallas_kernels.common.mosaic import (
     BLOCK,
     BY_COLUMN,
     BY_ROW,
@@ -46,9 +48,7 @@ from pallas_kernels.attention.hopper.parts import (
     zeros,
     zeros_by_row,
 )
-from pallas_kernels.attention.hopper.ring import Ring
-from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes, ByToken, Decay, Keys, Lam, Values
+from pallas_kernels.common.ring import Ring
 
 WIDE = 16  # keys of a strip of pairs between two blocks, which all have one level
 WIDE_PAIRS = (BLOCK, WIDE)

@@ -8,8 +8,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.hopper.heads import Heads
-from pallas_kernels.attention.hopper.parts import (
+from pallas_kernels.attention.hopper.heads import Heads, states_type
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.triton import AttentionSizes, Decay, Keys, Values
+from pallas_kernels.common.mosaic import (
     BLOCK,
     BY_ROW,
     F32,
@@ -22,12 +24,9 @@ from pallas_kernels.attention.hopper.parts import (
     plain,
     program_index,
     rowwise,
-    states_type,
     tiled,
     worker_index,
 )
-from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import AttentionSizes, Decay, Keys, Values
 
 
 def chunk_states(

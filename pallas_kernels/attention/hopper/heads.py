@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from loglinear_jax.fenwick import next_end, node_height
-from pallas_kernels.attention.hopper.parts import program_index
 from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.common.mosaic import program_index
 
 
 class Heads:
@@ -97,3 +98,9 @@ def chunks_by_reads(sizes: AttentionSizes):
     """Chunks in the order in which programs start, those that read the most states first, so that all are done together."""
     chunks = np.arange(sizes.num_chunks)
     return jnp.asarray(sorted(chunks, key=lambda chunk: -int(chunk).bit_count()), jnp.int32)
+
+
+def states_type(sizes: AttentionSizes) -> jax.ShapeDtypeStruct:
+    """States and their gradients, [B, H, N, V, K]."""
+    shape = (sizes.batch, sizes.heads, sizes.num_chunks, sizes.value_dim, sizes.key_dim)
+    return jax.ShapeDtypeStruct(shape, sizes.dtype)

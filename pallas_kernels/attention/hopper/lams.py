@@ -7,9 +7,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.hopper.parts import BLOCK, BY_ROW, plain
 from pallas_kernels.attention.triton import AttentionSizes
 from pallas_kernels.common.launch import pad
+from pallas_kernels.common.mosaic import BLOCK, BY_ROW, plain
 
 
 class Lams:

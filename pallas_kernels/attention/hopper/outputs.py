@@ -12,7 +12,10 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
 from pallas_kernels.attention.hopper.lams import Lams
 from pallas_kernels.attention.hopper.pairs import LEVELS_IN_BLOCK, STRIP, STRIPS, Pairs
-from pallas_kernels.attention.hopper.parts import (
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.triton import Above, AttentionSizes, Decay, Keys, Lam, Values, Weight
+from pallas_kernels.common.launch import pad
+from pallas_kernels.common.mosaic import (
     BLOCK,
     BY_COLUMN,
     BY_ROW,
@@ -35,10 +38,7 @@ from pallas_kernels.attention.hopper.parts import (
     tiled,
     worker_index,
 )
-from pallas_kernels.attention.hopper.ring import Ring
-from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import Above, AttentionSizes, Decay, Keys, Lam, Values, Weight
-from pallas_kernels.common.launch import pad
+from pallas_kernels.common.ring import Ring
 
 SINCE = 32  # numbers of `since` that are fetched of each head: no tree is higher, and Pallas fetches whole 128 bytes
 

@@ -7,7 +7,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from loglinear_jax.fenwick import num_levels
-from pallas_kernels.attention.hopper.parts import BLOCK, BY_ROW, TILE, columns_of, columnwise, rowwise
+from pallas_kernels.common.mosaic import BLOCK, BY_ROW, TILE, columns_of, columnwise, rowwise
 
 STRIP = 8  # keys; of a tile of pairs as few as a warpgroup can have by themselves
 STRIP_PAIRS = (BLOCK, STRIP)

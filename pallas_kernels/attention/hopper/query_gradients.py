@@ -12,7 +12,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.hopper.heads import Heads, chunks_by_reads, for_states_read
-from pallas_kernels.attention.hopper.parts import (
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.triton import Above, AttentionSizes, ByToken, Keys, Values, Weight
+from pallas_kernels.common.mosaic import (
     BLOCK,
     BY_ROW,
     F32,
@@ -32,9 +34,7 @@ from pallas_kernels.attention.hopper.parts import (
     zeros,
     zeros_by_row,
 )
-from pallas_kernels.attention.hopper.ring import Ring
-from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import Above, AttentionSizes, ByToken, Keys, Values, Weight
+from pallas_kernels.common.ring import Ring
 
 HEAD_DEPTH = 2  # heads whose gradients of outputs are in shared memory
 

@@ -10,8 +10,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from loglinear_jax.fenwick import highest_bit
-from pallas_kernels.attention.hopper.heads import Heads
-from pallas_kernels.attention.hopper.parts import (
+from pallas_kernels.attention.hopper.heads import Heads, states_type
+from pallas_kernels.attention.hopper.tiles import HopperTiles
+from pallas_kernels.attention.triton import Above, AttentionSizes, Keys, Values, Weight
+from pallas_kernels.common.mosaic import (
     BLOCK,
     BY_ROW,
     F32,
@@ -23,13 +25,10 @@ from pallas_kernels.attention.hopper.parts import (
     plain,
     program_index,
     rowwise,
-    states_type,
     tiled,
     worker_index,
 )
-from pallas_kernels.attention.hopper.ring import Ring
-from pallas_kernels.attention.hopper.tiles import HopperTiles
-from pallas_kernels.attention.triton import Above, AttentionSizes, Keys, Values, Weight
+from pallas_kernels.common.ring import Ring
 
 PART = 32  # chunks of which a program adds what they give to a state of what came before
 CHUNKS = 4  # of which a program has the gradients of what they read, where that is one state

@@ -10,9 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.hopper.parts import F32, launch, program_index
 from pallas_kernels.attention.hopper.tiles import HopperTiles
 from pallas_kernels.attention.triton import AttentionSizes, NodeDecay
+from pallas_kernels.common.mosaic import F32, launch, program_index
 from pallas_kernels.common.partition import of_no_axes
 
 ELEMENTS = 512  # of a state that a program has, four a thread

@@ -1,4 +1,4 @@
-"""Parts of the Hopper kernels: tiles and layouts, matrix products, shared memory and its bytes, and the launch."""
+"""What the kernels for Hopper GPUs share: tiles and layouts, matrix products, shared memory and its bytes, and the launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.attention.triton import AttentionSizes
+from pallas_kernels.common.chunks import Sizes
 from pallas_kernels.common.launch import MOST_PROGRAMS
 from pallas_kernels.common.support import UnsupportedError
 
@@ -79,7 +79,7 @@ def products(*operands):
     return lax.optimization_barrier(pl.run_scoped(multiply, *(plgpu.ACC(shape, F32) for *_, shape in operands)))
 
 
-def add_products(start, factors: Sequence[tuple], shape: tuple[int, int], sizes: AttentionSizes):
+def add_products(start, factors: Sequence[tuple], shape: tuple[int, int], sizes: Sizes):
     """start + Σ x y over (x, y) of factors; start may be None. The interpreter's sums have no start: there it is added."""
 
     def multiply(sum_ref):
@@ -143,7 +143,7 @@ def exp2_of_decay(x):
     return jnp.exp2(jnp.where(x > 0.0, 0.0, x))
 
 
-def write(ref, x, sizes: AttentionSizes) -> None:
+def write(ref, x, sizes: Sizes) -> None:
     """x into global memory. JAX 0.12 wants to be told that rows in bfloat16 may fill parts of its sectors."""
     if hasattr(plgpu, "store") and not sizes.interpret:
         plgpu.store(ref, x.astype(ref.dtype), optimized=False)
@@ -189,7 +189,7 @@ def launch(
     inputs: Mapping[str, Any],
     outputs: Mapping[str, jax.ShapeDtypeStruct | None],
     shared: Mapping[str, object],
-    sizes: AttentionSizes,
+    sizes: Sizes,
     *,
     warpgroups: int = 1,
     column_sums: int = 0,
@@ -235,18 +235,12 @@ def launch(
     return types.SimpleNamespace(**dict.fromkeys(outputs) | dict(zip(results, found, strict=True)))
 
 
-def limit_registers(number: int, action: str, sizes: AttentionSizes) -> None:
+def limit_registers(number: int, action: str, sizes: Sizes) -> None:
     """Of each thread of this warpgroup, as those that only fetch need few; the interpreter has no registers."""
     if not sizes.interpret:
         plgpu.set_max_registers(number, action=action)
 
 
-def states_type(sizes: AttentionSizes) -> jax.ShapeDtypeStruct:
-    """States and their gradients, [B, H, N, V, K]."""
-    shape = (sizes.batch, sizes.heads, sizes.num_chunks, sizes.value_dim, sizes.key_dim)
-    return jax.ShapeDtypeStruct(shape, sizes.dtype)
-
-
-def by_token_type(sizes: AttentionSizes, *levels: int) -> jax.ShapeDtypeStruct:
+def by_token_type(sizes: Sizes, *levels: int) -> jax.ShapeDtypeStruct:
     """A float32 number for each token of a head, [B, H, levels, T]."""
     return jax.ShapeDtypeStruct((sizes.batch, sizes.heads, *levels, sizes.length), F32)
