@@ -8,6 +8,7 @@ Times are medians of queued calls over inputs that take turns, as in `benchmark 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 
 import jax
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     preset = PRESETS[args.preset]
     record = measure.Record(args, **preset)
     for length, lam in itertools.product(args.lengths, args.lams):
-        record.add("lam", λ=lam, T=length, **time_lam(lam, preset, length))
+        record.measure("lam", functools.partial(time_lam, lam, preset, length), λ=lam, T=length)
     print(f"\n{record.machine}; {args.preset}; forward / forward + backward, ms\n")
     print(record.by("lam", "λ", "T", measure.both_ms))
-    return 0
+    return 0 if record.complete else 1

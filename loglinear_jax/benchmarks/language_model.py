@@ -167,13 +167,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"{record.machine}; {model}, {args.seeds} seed(s); {one_device}\n")
         sizes = dict(num_seeds=args.seeds, steps=args.steps, precision=args.precision)
         for mixer, shape in itertools.product(args.mixers, args.shapes):
-            found = time_training(settings_of(args, mixer, shape.length), *shape, peak, **sizes)
-            record.add("training", **{"mixer": mixer, "batch x T": str(shape)}, **found)
+            compute = functools.partial(time_training, settings_of(args, mixer, shape.length), *shape, peak, **sizes)
+            record.measure("training", compute, **{"mixer": mixer, "batch x T": str(shape)})
         print("\n" + record.table("training", floatfmt=".3g", intfmt=","))
     if "decoding" in args.what:
         for mixer, length in itertools.product(args.mixers, args.lengths):
-            found = time_decoding(settings_of(args, mixer, length), length)
-            record.add("decoding", mixer=mixer, T=length, **found)
+            compute = functools.partial(time_decoding, settings_of(args, mixer, length), length)
+            record.measure("decoding", compute, mixer=mixer, T=length)
         print(f"\n{record.machine}; {model}; one sequence\n")
         print(record.table("decoding", floatfmt=".4g", intfmt=","))
-    return 0
+    return 0 if record.complete else 1

@@ -22,6 +22,7 @@ from tabulate import tabulate
 from loglinear_jax import provenance
 from loglinear_jax.command_line import BadInput, comma_separated, path
 from loglinear_jax.runs.writing import replace_file
+from loglinear_jax.settings import first_line
 
 
 def flag_adder(parser: argparse.ArgumentParser) -> Callable[..., None]:
@@ -49,6 +50,7 @@ class Record:
         self.output: Path | None = args.output and json_file(args.output)
         self.values: dict[str, Any] = provenance.origin(args.called) | about
         self.machine: str = self.values["machine"]
+        self.complete = True  # whether no row is left out
 
     def add(self, name: str, **row: Any) -> None:
         """Adds a row to the list `name`, prints and writes it."""
@@ -56,6 +58,18 @@ class Record:
         print(json.dumps(row), flush=True)
         if self.output is not None:
             replace_file(self.output, lambda file: file.write(json.dumps(self.values, indent=1) + "\n"))
+
+    def measure(self, name: str, compute: Callable[[], Mapping[str, Any]], **row: Any) -> None:
+        """Adds a row that compute() completes, as `add`. One that the device cannot compute, as its memory does not suffice, is
+        left out and the reason printed: the others are still measured."""
+        try:
+            found = compute()
+        except jax.errors.JaxRuntimeError as reason:
+            self.complete = False
+            case = ", ".join(f"{name}={value}" for name, value in row.items() if not isinstance(value, list))
+            print(f"{case}: not measured, {first_line(reason)[:200]}", flush=True)
+        else:
+            self.add(name, **row, **found)
 
     def table(self, name: str, **formats: Any) -> str:
         """All rows of a list, as Markdown."""

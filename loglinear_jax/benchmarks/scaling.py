@@ -11,6 +11,7 @@ one mesh alone to know its own.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -89,18 +90,20 @@ def run(args: argparse.Namespace) -> int:
         preset = attention.PRESETS[args.preset]
         peers = args.peers or (["log_linear_delta"] if preset.get("delta") else ["xla"])
         for peer, length, devices in itertools.product(peers, args.lengths, args.devices):
-            found = attention.time_jax(peer, preset, length, args.repeats, devices)
-            record.add("attention", peer=peer, T=length, devices=devices, **found)
+            compute = functools.partial(attention.time_jax, peer, preset, length, args.repeats, devices)
+            record.measure("attention", compute, peer=peer, T=length, devices=devices)
         print(f"\n{args.preset}, milliseconds\n\n" + record.table("attention", floatfmt=".4g", intfmt=","))
     if "training" in args.what:
         (batch, length), peak = args.shape, measure.matmul_rate()
         sizes = dict(steps=args.steps, precision=args.precision)
         for mixer, mesh in itertools.product(args.mixers, args.meshes):
             settings = language_model.settings_of(args, mixer, length)
-            found = language_model.time_training(settings, batch, length, peak, mesh=mesh.mesh(batch), **sizes)
-            record.add("training", **{"mixer": mixer, "data x fsdp x sequence": str(mesh)}, **found)
+            compute = functools.partial(
+                language_model.time_training, settings, batch, length, peak, mesh=mesh.mesh(batch), **sizes
+            )
+            record.measure("training", compute, **{"mixer": mixer, "data x fsdp x sequence": str(mesh)})
         title = (
             f"hidden {args.hidden}, {args.layers} layers, {args.precision}, remat {args.remat}, a step of {args.shape}"
         )
         print(f"\n{title}\n\n" + record.table("training", floatfmt=".6g", intfmt=","))
-    return 0
+    return 0 if record.complete else 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -109,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
         sizes = [f"--config.train.num_seeds={seeds}", f"--config.train.batch_size={workload.batch_size}"]
         given = [f"--config={workload.config}", *sizes, *WAYS[way][1]]
         experiment = build(read_config_arguments(given).config, args.variant)
-        measured = time_training(experiment, args.steps, RATES if way == "rates" else 1)
+        compute = functools.partial(time_training, experiment, args.steps, RATES if way == "rates" else 1)
         about = {"task": task, "title": f"{workload.title}, {seeds} seeds", "way": WAYS[way][0], "config": given}
-        record.add("training", **about, **measured)
+        record.measure("training", compute, **about)
     print(f"\n{record.machine}; {args.variant}; milliseconds for each seed and step\n")
     print(record.by("training", "title", "way", lambda row: f"{row['ms_per_seed_and_step']:.3g}"))
-    return 0
+    return 0 if record.complete else 1

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from loglinear_jax.benchmarks import training
@@ -48,3 +49,18 @@ def test_the_command_writes_a_table_and_where_it_comes_from(tmp_path, monkeypatc
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record["command"] == " ".join(["loglinear_jax", *arguments])
     assert record["commit"] and record["versions"]["jax"] and record["training"][0]["ms_per_seed_and_step"] == 0.75
+
+
+def test_what_the_device_cannot_compute_is_left_out(tmp_path, monkeypatch, capsys):
+    def measured(experiment, steps, rates):
+        if experiment.train.precision == "float32":
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nand where")
+        return {"step_ms": 32.0, "evaluation_ms": 64.0, "ms_per_seed_and_step": 0.75}
+
+    monkeypatch.setattr(training, "time_training", measured)
+    arguments = "benchmark", "training", "--tasks=mqar", "--ways=float32,tf32", f"--output={tmp_path / 'out'}"
+    assert main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "way=float32: not measured, RESOURCE_EXHAUSTED: out of memory" in out and "| 0.75" in out
+    record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert [row["way"] for row in record["training"]] == [training.WAYS["tf32"][0]]
