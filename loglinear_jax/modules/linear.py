@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"] | Scaled:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.param_dtype)
-        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.groups, -1)
+        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.groups, x.shape[-1] // self.groups)
         factor = jax.lax.rsqrt(jnp.mean(parts**2, axis=-1, keepdims=True) + self.epsilon)
         if self.deferred and self.groups == 1 and is_one_token_on_gpu(x):
             return Scaled((parts.reshape(x.shape) * scale).astype(self.dtype), factor[..., 0])
