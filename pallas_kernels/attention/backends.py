@@ -79,15 +79,20 @@ def _why_mosaic_changed() -> str | None:
     """What tracing the kernels for Hopper raises with a JAX that nobody has tried them with; None if nothing."""
     from pallas_kernels.attention.api import fenwick_attention
     from pallas_kernels.attention.hopper.tiles import choose_hopper_tiles
+    from pallas_kernels.delta.one_state import delta_scan
 
-    def attend(*operands):
-        out, pull = jax.vjp(functools.partial(fenwick_attention, tiles=choose_hopper_tiles(700, 64)), *operands)
+    def both_passes(function, *operands):
+        out, pull = jax.vjp(function, *operands)
         return pull(out)
 
-    keys, of_head = jnp.zeros((1, 700, 1, 64), jnp.bfloat16), jnp.zeros((1, 700, 1))
+    keys, of_head = jnp.zeros((1, 704, 1, 64), jnp.bfloat16), jnp.zeros((1, 704, 1))
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(704, 64))
+    scan = functools.partial(delta_scan, chunk_size=64, hopper=True)
     _trying.set(True)
     try:
-        jax.eval_shape(attend, keys, keys, keys, of_head, jnp.zeros((1, 700, 1, 11)))
+        jax.eval_shape(functools.partial(both_passes, attend), keys, keys, keys, of_head, jnp.zeros((1, 704, 1, 11)))
+        first = jnp.zeros((1, 1, 64, 64))
+        jax.eval_shape(functools.partial(both_passes, scan), keys, keys, keys, of_head, of_head, first)
     except Exception as error:  # whatever a changed interface raises
         return f"JAX {jax.__version__} has another Mosaic GPU than the kernels for Hopper were written for ({error!r:.200})"
     finally:
