@@ -185,7 +185,9 @@ def test_caches_of_another_lam_and_too_many_tokens_are_refused():
             jax.eval_shape(lambda caches: model.apply(params, TOKENS[:, 5], caches, method="step"), caches)
     with pytest.raises(ValueError, match="T = 5 tokens: expected no more than max_length=4"):
         model.apply(params, TOKENS[:, :5], None, 4, method="features")
-    with pytest.raises(ValueError, match=r"x has shape \(\d+, 0, \d+\): expected \[B, T, D\] with at least one of each"):
+    with pytest.raises(
+        ValueError, match=r"x has shape \(\d+, 0, \d+\): expected \[B, T, D\] with at least one of each"
+    ):
         model.apply(params, TOKENS[:, :0])
 
 
