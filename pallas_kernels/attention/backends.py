@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -70,34 +71,44 @@ _trying: contextvars.ContextVar[bool] = contextvars.ContextVar("trying", default
 
 
 def _why_no_hopper() -> str | None:
-    trying = _trying.get() or not newer_than_tested()
-    return why_no_hopper() or (None if trying else _why_mosaic_changed())
+    reason = why_no_hopper()
+    return why_mosaic_changed(_try_hopper) if reason is None and newer_than_tested() else reason
+
+
+def why_mosaic_changed(try_kernels: Callable[[], None]) -> str | None:
+    """What try_kernels, which traces kernels for Hopper, raises with a JAX that nobody has tried them with; None if nothing."""
+    return None if _trying.get() else _raised_by(try_kernels)
 
 
 @functools.cache
-def _why_mosaic_changed() -> str | None:
-    """What tracing the kernels for Hopper raises with a JAX that nobody has tried them with; None if nothing."""
-    from pallas_kernels.attention.api import fenwick_attention
-    from pallas_kernels.attention.hopper.tiles import choose_hopper_tiles
-    from pallas_kernels.delta.one_state import delta_scan
-
-    def both_passes(function, *operands):
-        out, pull = jax.vjp(function, *operands)
-        return pull(out)
-
-    keys, of_head = jnp.zeros((1, 704, 1, 64), jnp.bfloat16), jnp.zeros((1, 704, 1))
-    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(704, 64))
-    scan = functools.partial(delta_scan, chunk_size=64, hopper=True)
+def _raised_by(try_kernels: Callable[[], None]) -> str | None:
     _trying.set(True)
     try:
-        jax.eval_shape(functools.partial(both_passes, attend), keys, keys, keys, of_head, jnp.zeros((1, 704, 1, 11)))
-        first = jnp.zeros((1, 1, 64, 64))
-        jax.eval_shape(functools.partial(both_passes, scan), keys, keys, keys, of_head, of_head, first)
+        try_kernels()
     except Exception as error:  # whatever a changed interface raises
         return f"JAX {jax.__version__} has another Mosaic GPU than the kernels for Hopper were written for ({error!r:.200})"
     finally:
         _trying.set(False)
     return None
+
+
+def _try_hopper() -> None:
+    from pallas_kernels.attention.api import fenwick_attention
+    from pallas_kernels.attention.hopper.tiles import choose_hopper_tiles
+
+    keys, of_head = jnp.zeros((1, 700, 1, 64), jnp.bfloat16), jnp.zeros((1, 700, 1))
+    attend = functools.partial(fenwick_attention, tiles=choose_hopper_tiles(700, 64))
+    trace_both_passes(attend, keys, keys, keys, of_head, jnp.zeros((1, 700, 1, 11)))
+
+
+def trace_both_passes(function: Callable, *operands) -> None:
+    """Traces function and its gradient."""
+
+    def both(*operands):
+        out, pull = jax.vjp(function, *operands)
+        return pull(out)
+
+    jax.eval_shape(both, *operands)
 
 
 BACKENDS = {

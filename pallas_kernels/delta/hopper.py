@@ -34,6 +34,7 @@ from pallas_kernels.common.mosaic import (
     PAIRS,
     TILE,
     add_products,
+    by_token_type,
     columnwise,
     exp2_of_decay,
     launch,
@@ -48,6 +49,7 @@ from pallas_kernels.common.mosaic import (
     tiled,
     worker_index,
     write,
+    zeros_by_row,
 )
 from pallas_kernels.common.partition import of_no_axes
 from pallas_kernels.common.ring import Ring
@@ -87,7 +89,7 @@ def backward(do, d_last, q, k, v, decays, beta, pairs, vectors, writes, before, 
     solved, d_after, d_first = _scan_back(q, k, do, pairs, vectors, d_last, sizes)
     found = _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes)
     since, until = (vectors[:, :, :, place].reshape(beta.shape) for place in (SINCE, UNTIL))
-    dq, dk = (x[0] if len(x) == 1 else jnp.sum(x, axis=0, dtype=F32).astype(x.dtype) for x in (found.dq, found.dk))
+    dq, dk = (jnp.sum(x, axis=0, dtype=F32).astype(q.dtype) for x in (found.dq, found.dk))
     of_query, of_end, of_start = (jnp.sum(x, axis=2) for x in (found.of_query, found.of_end, found.of_start))
     # γ, the decay of a chunk, is that of its last token.
     of_state = jnp.pad(jnp.sum(found.of_state, axis=3)[..., None], [(0, 0)] * 3 + [(sizes.chunk - 1, 0)])
@@ -195,7 +197,7 @@ def _fetch_chunks(ring: Ring, ref, shared, values: str, own: _Place, block, chun
 def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
     """(o, last, writes, before); the last two only if `keep`."""
     num, state_shape = sizes.num_chunks, (sizes.key_dim, BLOCK)
-    once = dict(states=tiled(2, *state_shape), out=tiled(*PAIRS))
+    once = dict(states=tiled(2, *state_shape), at_end=tiled(*PAIRS), out=tiled(*PAIRS))
     depth = most_slots(num_bytes(once), num_bytes(_slots(sizes, "v", 1)), 4)
 
     def body(ref, shared):
@@ -208,7 +210,7 @@ def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
 
         @pl.when(worker == CARRY)
         def _carry():
-            """The place of values and of T is used again: for R, then for what is kept to the end; and for what is written."""
+            """In place of values comes R, in place of T what is written."""
 
             def step(chunk, state):
                 slot, place = ring.to_use(chunk), states.to_fill(chunk)
@@ -225,10 +227,11 @@ def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
                 plgpu.commit_smem()
                 writes = product(inverse, values, PAIRS)
                 inverse[...] = rounded(writes, inverse.dtype)
-                values[...] = rounded(rowwise(_by_row(vectors.at[UNTIL]), PAIRS) * writes, values.dtype)
+                at_end = rowwise(_by_row(vectors.at[UNTIL]), PAIRS) * writes
+                shared.at_end[...] = rounded(at_end, shared.at_end.dtype)
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(shared.written.at[slot])
-                state = add_products(decay * state, [(k.T, values)], state_shape, sizes)
+                state = add_products(decay * state, [(k.T, shared.at_end)], state_shape, sizes)
                 ring.release(slot)
                 return state
 
@@ -281,7 +284,7 @@ def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
 def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
     """(solved, d_after, d_first): the gradient of the state after each chunk, and before all."""
     num, state_shape = sizes.num_chunks, (sizes.key_dim, BLOCK)
-    once = dict(d_state=tiled(*state_shape), out=tiled(*PAIRS))
+    once = dict(d_state=tiled(*state_shape), of_key=tiled(*PAIRS), out=tiled(*PAIRS))
     depth = most_slots(num_bytes(once), num_bytes(_slots(sizes, "do", 1)), 4)
 
     def body(ref, shared):
@@ -302,6 +305,7 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
                 products, do = shared.pairs.at[slot, PRODUCTS], shared.do.at[slot]
                 d_read = product(products.T, do, PAIRS)
                 of_query = rowwise(-_by_row(shared.vectors.at[slot, SINCE]), PAIRS) * _tile(do)
+                plgpu.commit_smem()  # all warps have multiplied what is overwritten
                 products[...] = rounded(d_read, products.dtype)
                 do[...] = rounded(of_query, do.dtype)
                 plgpu.commit_smem()
@@ -311,8 +315,7 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
 
         @pl.when(worker == CARRY)
         def _carry():
-            """The gradient of the state is carried times -1, as products are only ever added. In place of P is also dZ, and
-            then what keys give the state before."""
+            """The gradient of the state is carried times -1, as products are only ever added. In place of P comes dZ."""
 
             def step(count, negative):
                 slot, chunk = ring.to_use(count), num - 1 - count
@@ -330,10 +333,10 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
                 solved = product(inverse.T, found, PAIRS)
                 of_key = rowwise(_by_row(vectors.at[SINCE]) * _by_row(vectors.at[BETA]), PAIRS) * solved
                 shared.out[...] = rounded(solved, shared.out.dtype)
-                found[...] = rounded(of_key, found.dtype)
+                shared.of_key[...] = rounded(of_key, shared.of_key.dtype)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(shared.out, own.of_chunk(ref.solved, chunk, block))
-                factors = [(shared.q.at[slot].T, shared.do.at[slot]), (k.T, found)]
+                factors = [(shared.q.at[slot].T, shared.do.at[slot]), (k.T, shared.of_key)]
                 negative = add_products(decay * negative, factors, state_shape, sizes)
                 ring.release(slot)
                 return negative
@@ -370,11 +373,12 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
 
 
 def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: ChunkSizes):
-    """dq, dk [heads of a group, B, T, G, K]; dv; d_beta [B, H, T], by way of R's values and of A.
+    """dq, dk [heads of a group, B, T, G, K], in float32 if a group has several heads; dv; d_beta [B, H, T], without what comes
+    by way of states.
 
-    Of logarithms of decays between tokens, [B, H, T]: by_query, those until a token, less by_key, those from it. Of decays of
-    ends, [B, H, blocks of K, T]: of_query and β of_start, of `since` by way of o and, times -1, R; of_end, of `until`. Of that
-    of a whole chunk, [B, H, N, K]: of_state.
+    by_query, by_key [B, H, T]: of the log decay between two tokens, summed by the later and by the earlier one. of_query,
+    of_start [B, H, blocks of K, T]: of `since`, by way of o, and of R times -1 / β. of_end, of that shape: of `until`.
+    of_state [B, H, N, K]: of the decay of a chunk.
 
     A program has every so many-th chunk of all heads. One warpgroup has all pairs of tokens, and for each 64 columns of keys
     another has what is read of states.
@@ -383,6 +387,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
     pairs_worker, fetch_worker = chunk_keys, chunk_keys + 1
     units = sizes.batch * sizes.heads * sizes.num_chunks
     programs = min(gpu().multiprocessors, units)
+    registers = 232 if chunk_keys == 1 else 152  # of a thread that multiplies, as many as there are
     states = ("before", "d_after")
     of_values, of_writes = ("v", "do"), ("writes", "solved")
 
@@ -445,7 +450,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
 
         @pl.when(worker == pairs_worker)
         def _pairs():
-            limit_registers(152, "increase", sizes)
+            limit_registers(registers, "increase", sizes)
             row = plgpu.broadcasted_iota(jnp.int32, PAIRS, 0, layout=TILE)
             column = plgpu.broadcasted_iota(jnp.int32, PAIRS, 1, layout=TILE)
 
@@ -454,7 +459,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                 slot = of_keys.to_use(number)
                 beta = _by_row(shared.vectors.at[slot, BETA])
                 d_products = d_system = None
-                d_beta = plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
+                d_beta = zeros_by_row()
                 for block in range(value_blocks):
                     here = of_states.to_use(number * value_blocks + block)
                     written = shared.writes.at[here].T
@@ -499,12 +504,12 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
 
         @pl.when(worker < chunk_keys)
         def _of_states():
-            limit_registers(152, "increase", sizes)
+            limit_registers(registers, "increase", sizes)
 
             def one_unit(number, _):
                 own, chunk = unit(number)
                 d_reads = d_end = d_start = None
-                of_state = plgpu.layout_cast(jnp.zeros((BLOCK,), F32), BY_ROW)
+                of_state = zeros_by_row()
                 for block in range(value_blocks):
                     here = of_states.to_use(number * value_blocks + block)
                     before, d_after = shared.before.at[here, worker], shared.d_after.at[here, worker]
@@ -533,12 +538,15 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                 dq = add_products(dq, [(d_dots, k)], PAIRS, sizes)
                 dk = add_products(dk, [(d_dots.T, q), (d_similar, k), (d_similar.T, k)], PAIRS, sizes)
                 of_pairs.release(0)
-                q[...] = dq.astype(q.dtype)
-                k[...] = dk.astype(k.dtype)
-                plgpu.commit_smem()
-                for source, target in ((q, ref.dq), (k, ref.dk)):
-                    place = target.at[lax.rem(own.head, sizes.group_heads)]
-                    plgpu.copy_smem_to_gmem(source, own.keys(place, chunk).at[:, own.columns(worker)])
+                plgpu.commit_smem()  # all warps have multiplied what is overwritten
+                for own_keys, gradient, target in ((q, dq, ref.dq), (k, dk, ref.dk)):
+                    target = own.keys(target.at[lax.rem(own.head, sizes.group_heads)], chunk).at[:, own.columns(worker)]
+                    if sizes.group_heads > 1:
+                        write(target, gradient, sizes)
+                    else:
+                        own_keys[...] = gradient.astype(own_keys.dtype)
+                        plgpu.commit_smem()
+                        plgpu.copy_smem_to_gmem(own_keys, target)
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 of_keys.release(slot)
 
@@ -547,7 +555,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
     workers = chunk_keys + 1
     barriers = dict(
         of_keys=(
-            plgpu.Barrier(num_arrivals=2 * chunk_keys + 1, num_barriers=2),
+            plgpu.Barrier(num_arrivals=2 * chunk_keys + 1, num_barriers=2),  # as many as copies, here and below
             plgpu.Barrier(num_arrivals=workers, num_barriers=2),
         ),
         of_states=(
@@ -557,9 +565,9 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
         of_pairs=(plgpu.Barrier(num_barriers=1), plgpu.Barrier(num_arrivals=chunk_keys, num_barriers=1)),
     )
     inputs = dict(q=q, k=k, v=v, do=do, before=before, d_after=d_after, writes=writes, solved=solved, vectors=vectors)
-    by_token = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, sizes.length), F32)
-    by_part = jax.ShapeDtypeStruct((sizes.batch, sizes.heads, chunk_keys, sizes.length), F32)
-    partial = jax.ShapeDtypeStruct((sizes.group_heads, *q.shape), q.dtype)
+    by_token = by_token_type(sizes)
+    by_part = by_token_type(sizes, chunk_keys)
+    partial = jax.ShapeDtypeStruct((sizes.group_heads, *q.shape), q.dtype if sizes.group_heads == 1 else F32)
     outputs = dict(
         dq=partial, dk=partial, dv=jax.ShapeDtypeStruct(v.shape, v.dtype), d_beta=by_token, by_query=by_token,
         by_key=by_token, of_query=by_part, of_end=by_part, of_start=by_part,

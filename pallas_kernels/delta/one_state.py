@@ -25,11 +25,13 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.backends import BACKENDS
+from pallas_kernels.attention.backends import BACKENDS, trace_both_passes, why_mosaic_changed
 from pallas_kernels.common.chunks import LOG2_E, log2_decays, multiply, since_chunk_start, sum_tokens
 from pallas_kernels.common.launch import HeadAxes, call, column_blocks, fold_mapped_axes, for_columns, pad, varying
+from pallas_kernels.common.support import UnsupportedError, newer_than_tested
 from pallas_kernels.delta.chunks import (
     ChunkSizes,
     ChunkSpecs,
@@ -60,8 +62,8 @@ def delta_scan(
     Args:
       q, k, v, log_decay, beta, chunk_size, precision, segmented: as in `delta_chunks`.
       first: the state before all tokens, [B, H, K, V] float32.
-      hopper: whether the kernels for Hopper GPUs run, which take chunks of 64 tokens in bfloat16, K and V from 33 to 128; where
-        they can if None.
+      hopper: whether the kernels for Hopper GPUs run, which take chunks of 64 tokens in bfloat16, K and V from 33 to 128. None:
+        where they can, but not in the interpreter.
 
     Returns o [B, T, H, V] in q's dtype, and the state after all tokens [B, H, K, V] in float32. Differentiable in reverse mode,
     and batched by vmap, to any depth.
@@ -70,10 +72,12 @@ def delta_scan(
     """
     key_dim, value_dim = q.shape[3], v.shape[3]
     sizes = sizes_for(q, v, chunk_size, precision, segmented)
+    reason = _why_no_hopper(key_dim, value_dim, q.dtype, chunk_size)
     if hopper is None:
-        reason = BACKENDS["hopper"].why_not(key_dim, value_dim, q.dtype, chunk_size)
-        hopper = reason is None and chunk_size == 64 and not sizes.interpret
+        hopper = reason is None and not sizes.interpret
     if hopper:
+        if reason is not None:
+            raise UnsupportedError(reason)
         sizes = dataclasses.replace(sizes, segmented=False)  # float32 is exact enough for bfloat16
     keys, values = sizes.key_dim, sizes.value_dim
     out, last = _differentiable(sizes, hopper)(
@@ -85,6 +89,20 @@ def delta_scan(
         pad(first, (2, keys), (3, values)),
     )
     return out[..., :value_dim], last[..., :key_dim, :value_dim]
+
+
+def _why_no_hopper(key_dim: int, value_dim: int, dtype: DTypeLike, chunk_size: int) -> str | None:
+    """Why the kernels for Hopper cannot run; None if they can."""
+    if chunk_size != 64:
+        return f"chunk_size is {chunk_size}: the kernels of the delta rule for Hopper take 64"
+    changed = why_mosaic_changed(_try_hopper) if newer_than_tested() else None
+    return BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size) or changed
+
+
+def _try_hopper() -> None:
+    keys, of_head = jnp.zeros((1, 128, 1, 64), jnp.bfloat16), jnp.zeros((1, 128, 1))
+    scan = functools.partial(delta_scan, chunk_size=64, hopper=True)
+    trace_both_passes(scan, keys, keys, keys, of_head, of_head, jnp.zeros((1, 1, 64, 64)))
 
 
 @functools.cache
@@ -99,7 +117,7 @@ def _differentiable(sizes: ChunkSizes, hopper: bool):
         return fold_mapped_axes(own, partitioned, HeadAxes(sizes.shared_out, arguments, results))
 
     forward, forward_and_keep = (folded(run, inputs, outputs, keep=keep) for keep in (False, True))
-    backward = folded(run_back, outputs + inputs, inputs)
+    backward = folded(run_back, outputs + inputs[:5], inputs)
 
     def keeping(*operands):
         out, last, *kept = forward_and_keep(*operands)
