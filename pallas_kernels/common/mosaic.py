@@ -236,7 +236,7 @@ def launch(
 
 
 def limit_registers(number: int, action: str, sizes: Sizes) -> None:
-    """Of each thread of this warpgroup, as those that only fetch need few; the interpreter has no registers."""
+    """Sets how many registers each thread of this warpgroup has: those that only fetch need few. The interpreter has none."""
     if not sizes.interpret:
         plgpu.set_max_registers(number, action=action)
 

@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 class Ring:
     """full, empty: barriers, one a slot: all of it has been fetched; all have used it. depth: how many slots there are.
 
-    The fetching warpgroup goes `to_fill` → copies that arrive at `full_at(slot)`, and at the end `drain`; the others go
-    `to_use` → `release`.
+    The warpgroup that fills it goes `to_fill` → copies that arrive at `full_at(slot)`, or stores and an arrival of its own, and
+    at the end `drain`; the others go `to_use` → `release`.
     """
 
     full: Any
