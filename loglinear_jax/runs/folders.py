@@ -321,7 +321,7 @@ def train_settings(config: ConfigDict, variant: str) -> TrainSettings:
 
 
 def finished_outcomes(outcomes: Mapping[str, VariantOutcome], config: ConfigDict) -> dict[str, VariantOutcome]:
-    """Those of the outcomes that have all seeds and steps of a config's variants, in the order of the variants."""
+    """The outcomes of a config's variants that have all seeds and steps, in the order of the variants."""
     names = [name for name in variant_names(config) if name in outcomes]
     return {name: outcomes[name] for name in names if is_finished(outcomes[name], train_settings(config, name))}
 

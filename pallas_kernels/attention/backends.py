@@ -71,13 +71,13 @@ _trying: contextvars.ContextVar[bool] = contextvars.ContextVar("trying", default
 
 
 def _why_no_hopper() -> str | None:
-    reason = why_no_hopper()
-    return why_mosaic_changed(_try_hopper) if reason is None and newer_than_tested() else reason
+    return why_no_hopper() or why_mosaic_changed(_try_hopper)
 
 
 def why_mosaic_changed(try_kernels: Callable[[], None]) -> str | None:
-    """What try_kernels, which traces kernels for Hopper, raises with a JAX that nobody has tried them with; None if nothing."""
-    return None if _trying.get() else _raised_by(try_kernels)
+    """What try_kernels, which traces kernels for Hopper, raises with a JAX that nobody has tried them with; None if nothing, or
+    with another JAX."""
+    return _raised_by(try_kernels) if newer_than_tested() and not _trying.get() else None
 
 
 @functools.cache

@@ -289,11 +289,18 @@ def _backward(
         sizes.interpret,
     )(q, k, decay, beta, inverse, d_reads, d_lost, d_states, d_similar, d_dots, erase, d_erase, written, d_decay)
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
-    # A token's decay is in that from the start to all later tokens, and in that from all earlier ones to the end: two sums, as
-    # in one sum the gradient of what is kept to the end would have to cancel out. Of each part; and by log2 decay.
-    d_decays = sum_tokens(d_decay, np.greater_equal, sizes) + sum_tokens(d_until, np.less, sizes)
-    d_decays = jnp.broadcast_to(d_decays.reshape(d_decay.shape)[:, None] / LOG2_E, decays.shape)
-    return dq, dk, dv, d_decays, d_beta, d_lam
+    return dq, dk, dv, decays_gradient(d_decay, d_until, decays, sizes), d_beta, d_lam
+
+
+def decays_gradient(d_decay, d_until, decays, sizes: ChunkSizes):
+    """The gradient of each part of `decays` [B, P, H, T], log2, from those of the logarithms of decays since a chunk's start,
+    d_decay, and until its end, d_until, both [B, H, T].
+
+    A token's decay is in that from the start to all later tokens, and in that from all earlier ones to the end: two sums, as in
+    one sum the gradient of what is kept to the end would have to cancel out.
+    """
+    by_chunk = sum_tokens(d_decay, np.greater_equal, sizes) + sum_tokens(d_until, np.less, sizes)
+    return jnp.broadcast_to(by_chunk.reshape(d_decay.shape)[:, None] / LOG2_E, decays.shape)
 
 
 # --- Kernels --------------------------------------------------------------------------------------------------------

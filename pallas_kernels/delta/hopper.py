@@ -19,12 +19,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.common.chunks import LOG2_E, since_chunk_start, sum_tokens
+from pallas_kernels.common.chunks import since_chunk_start
 from pallas_kernels.common.launch import call
 from pallas_kernels.common.mosaic import (
     BLOCK,
@@ -54,7 +53,7 @@ from pallas_kernels.common.mosaic import (
 from pallas_kernels.common.partition import of_no_axes
 from pallas_kernels.common.ring import Ring
 from pallas_kernels.common.support import gpu
-from pallas_kernels.delta.chunks import ChunkSizes, ChunkSpecs, ChunkTiles, decays_of_ends, inverse_of
+from pallas_kernels.delta.chunks import ChunkSizes, ChunkSpecs, ChunkTiles, decays_gradient, decays_of_ends, inverse_of
 
 INVERSE, PRODUCTS = range(2)
 VECTORS = DECAY, SINCE, UNTIL, BETA = range(4)
@@ -95,9 +94,7 @@ def backward(do, d_last, q, k, v, decays, beta, pairs, vectors, writes, before, 
     of_state = jnp.pad(jnp.sum(found.of_state, axis=3)[..., None], [(0, 0)] * 3 + [(sizes.chunk - 1, 0)])
     d_since = of_query - beta * of_start + of_state.reshape(since.shape)
     d_decay = found.by_query - found.by_key + since * d_since
-    # As in delta_chunks.
-    d_decays = sum_tokens(d_decay, np.greater_equal, sizes) + sum_tokens(until * of_end, np.less, sizes)
-    d_decays = jnp.broadcast_to(d_decays.reshape(d_decay.shape)[:, None] / LOG2_E, decays.shape)
+    d_decays = decays_gradient(d_decay, until * of_end, decays, sizes)
     return dq, dk, found.dv, d_decays, found.d_beta - since * of_start, d_first
 
 
@@ -387,7 +384,8 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
     pairs_worker, fetch_worker = chunk_keys, chunk_keys + 1
     units = sizes.batch * sizes.heads * sizes.num_chunks
     programs = min(gpu().multiprocessors, units)
-    registers = 232 if chunk_keys == 1 else 152  # of a thread that multiplies, as many as there are
+    # Of a multiplying thread; a second block of keys takes a warpgroup more.
+    registers = 232 if chunk_keys == 1 else 152
     states = ("before", "d_after")
     of_values, of_writes = ("v", "do"), ("writes", "solved")
 

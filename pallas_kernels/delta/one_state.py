@@ -21,7 +21,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.lax import PrecisionLike
@@ -29,13 +28,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.backends import BACKENDS, trace_both_passes, why_mosaic_changed
-from pallas_kernels.common.chunks import LOG2_E, log2_decays, multiply, since_chunk_start, sum_tokens
+from pallas_kernels.common.chunks import log2_decays, multiply, since_chunk_start
 from pallas_kernels.common.launch import HeadAxes, call, column_blocks, fold_mapped_axes, for_columns, pad, varying
-from pallas_kernels.common.support import UnsupportedError, newer_than_tested
+from pallas_kernels.common.support import UnsupportedError
 from pallas_kernels.delta.chunks import (
     ChunkSizes,
     ChunkSpecs,
     ChunkTiles,
+    decays_gradient,
     decays_of_ends,
     inverse_of,
     sizes_for,
@@ -95,8 +95,7 @@ def _why_no_hopper(key_dim: int, value_dim: int, dtype: DTypeLike, chunk_size: i
     """Why the kernels for Hopper cannot run; None if they can."""
     if chunk_size != 64:
         return f"chunk_size is {chunk_size}: the kernels of the delta rule for Hopper take 64"
-    changed = why_mosaic_changed(_try_hopper) if newer_than_tested() else None
-    return BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size) or changed
+    return BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size) or why_mosaic_changed(_try_hopper)
 
 
 def _try_hopper() -> None:
@@ -291,10 +290,7 @@ def _backward(do, d_last, q, k, v, decays, beta, erase, inverse, since, until, w
         sizes.interpret,
     )(k, v, decay, beta, inverse, d_erase, d_writes, dk, d_decay)
     dq, dk = (jnp.sum(x, axis=0, dtype=jnp.float32).astype(q.dtype) for x in (dq, dk))
-    # As in delta_chunks.
-    d_decays = sum_tokens(d_decay, np.greater_equal, sizes) + sum_tokens(d_until, np.less, sizes)
-    d_decays = jnp.broadcast_to(d_decays.reshape(d_decay.shape)[:, None] / LOG2_E, decays.shape)
-    return dq, dk, dv, d_decays, d_beta, d_first
+    return dq, dk, dv, decays_gradient(d_decay, d_until, decays, sizes), d_beta, d_first
 
 
 # --- Kernels --------------------------------------------------------------------------------------------------------
