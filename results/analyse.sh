@@ -53,8 +53,9 @@ documents books books-controls 'runs/books-fixed runs/books-wide' 0,1,2
 documents books books-fixed-more runs/books-fixed-more all
 documents books books-wide-more runs/books-wide-more all
 documents books books-lam runs/books-lam all
-documents books books-delta runs/books-delta all
-documents books books-delta-more runs/books-delta-more all
+for run in delta delta-more delta-levels delta-levels-more; do
+  documents books books-$run runs/books-$run all
+done
 for run in gated-delta softmax; do
   documents books books-$run runs/books-$run all
   documents books books-$run runs/books-$run all 4096
