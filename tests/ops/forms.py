@@ -241,13 +241,13 @@ FORMS = (
 
 
 def in_tiers(forms):
-    """The forms as a test's parameters: the fast tier has the chunkwise form of each operation, and softmax attention; the rest
-    is slow."""
+    """The forms as a test's parameters: the fast tier has the chunkwise forms of log-linear attention, whose tree the bucket scores
+    share, and of the gated delta rule, and softmax attention; the rest is slow."""
     return [pytest.param(form, id=str(form), marks=() if _is_fast(form) else pytest.mark.slow) for form in forms]
 
 
 def _is_fast(form: Form) -> bool:
-    return form.operation is SOFTMAX or (form.name == "xla" and form.operation is not DELTA)
+    return form.operation is SOFTMAX or (form.name == "xla" and form.operation in (LOG_LINEAR, GATED_DELTA))
 
 
 def types_of(form: Form):
