@@ -9,28 +9,11 @@ Presets, joined by commas: pairs=N, seq=N tokens, state=N (keys and values of on
 every seed learns MQAR with), smoke (a small instance that learns in under a minute on two CPU cores).
 """
 
-from loglinear_jax.config import (
-    apply_presets,
-    default_config,
-    robust_config,
-    set_pairs,
-    set_seq_len,
-    set_state,
-    smoke_interleaved_config,
-)
+from loglinear_jax.config import INTERLEAVED_PRESETS, interleaved_config
 
 
 def get_config(preset=None):
-    config = default_config(task="power_law")
-    config.train.num_steps = 4_000
-    set_state(config, 16)
-    return apply_presets(config, preset, PRESETS)
+    return interleaved_config("power_law", preset)
 
 
-PRESETS = {
-    "smoke": smoke_interleaved_config,
-    "robust": robust_config,
-    "pairs=": set_pairs,
-    "seq=": set_seq_len,
-    "state=": set_state,
-}
+PRESETS = INTERLEAVED_PRESETS

@@ -59,9 +59,9 @@ def time_training(experiment: Experiment, steps: int = 150, rates: int = 1) -> d
     the same seeds, in as many replicas as there are seeds in the experiment, a multiple of it.
     """
     train = experiment.train
-    seeds, of_replicas = experiment.seeds, None
+    seeds, of_replicas = train.seeds, None
     if rates > 1:
-        seeds = experiment.seeds[: len(seeds) // rates]
+        seeds = seeds[: len(seeds) // rates]
         of_replicas = [(train.learning_rate * 2**index, train.weight_decay) for index in range(rates) for _ in seeds]
         seeds = seeds * rates
     many = ManySeeds(SeedTrainer(experiment.model, experiment.task, train), seeds, rates=of_replicas)

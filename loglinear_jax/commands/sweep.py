@@ -1,11 +1,11 @@
-"""Train or resume every job of a grid file, on this machine's GPUs or under SLURM.
+"""Train or resume every cell of a grid file, on this machine's GPUs or under SLURM.
 
   loglinear_jax sweep results/mqar/grid.toml --list
   loglinear_jax sweep results/mqar/grid.toml --only='mqar-seq128-*'
   loglinear_jax sweep grid.toml --out=shared/runs --cluster=slurm --partition=gpu --time=240
 
-Each job is a call of `loglinear_jax train`; each of its variants is trained in a process of its own. Finished variants are
-skipped, interrupted ones are resumed. --config.section.setting=value changes a setting of every job.
+Each cell is a call of `loglinear_jax train`; each of its variants is trained in a process of its own. Finished variants are
+skipped, interrupted ones are resumed. --config.section.setting=value changes a setting of every cell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from loglinear_jax.command_line import FAILED, INTERRUPTED, BadInput, check_can_be_made, comma_separated, path, size
 
-HELP = "train every job of a grid file, here or under SLURM"
+HELP = "train every cell of a grid file, here or under SLURM"
 EXTRA = "sweep"
 TAKES_CONFIG = True
 
@@ -27,12 +27,12 @@ TAKES_CONFIG = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, slurm = parser.add_argument, parser.add_argument_group("under SLURM, for each variant").add_argument
     add("file", type=path, help="a grid file, in TOML")
-    add("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every job")
+    add("--config.SECTION.SETTING", metavar="VALUE", help="change a setting of every cell")
     add("--out", type=path, default=Path("runs"), help="folder of the workdirs (default: %(default)s)")
-    add("--only", type=comma_separated(), default=[], help="patterns of job names, such as 'mqar-*'")
+    add("--only", type=comma_separated(), default=[], help="patterns of cells' names, such as 'mqar-*'")
     help_of_list = "print each variant's state and name, or its command, and start nothing"
     add("--list", nargs="?", const="names", choices=["names", "commands"], help=help_of_list)
-    help_of_report = "folder for tables and figures of the finished jobs (see analyze), made at the end"
+    help_of_report = "folder for tables and figures of the finished cells (see analyze), made at the end"
     add("--report", type=path, help=help_of_report)
     add("--cluster", choices=["local", "slurm"], default="local", help="where to run (default: %(default)s)")
     help_of_workers = "variants trained at a time (default: as many as have GPUs, or 1; under SLURM all)"
@@ -46,12 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loglinear_jax.config.files import chooses_config
     from loglinear_jax.sweep.grid import read_grid
     from loglinear_jax.sweep.jobs import counts, end_report, supervise
     from loglinear_jax.sweep.states import State, track
 
     changes = args.config_arguments
-    if any(change.partition("=")[0].lstrip("-") == "config" for change in changes):
+    if any(map(chooses_config, changes)):
         raise BadInput("--config is each cell's own: expected settings alone, --config.section.setting=value")
     if args.report is not None:
         import loglinear_jax.analysis.report  # noqa: F401  # if something is missing for it, that shows before training

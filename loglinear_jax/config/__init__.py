@@ -21,7 +21,9 @@ from loglinear_jax.config.defaults import (
     with_none,
 )
 from loglinear_jax.config.presets import (
+    INTERLEAVED_PRESETS,
     apply_presets,
+    interleaved_config,
     released_config,
     released_language_config,
     robust_config,
@@ -30,7 +32,6 @@ from loglinear_jax.config.presets import (
     set_seq_len,
     set_state,
     smoke_config,
-    smoke_interleaved_config,
 )
 from loglinear_jax.config.reading import check_effects, config_differences, differing_names, flat_settings, read_config
 from loglinear_jax.config.variants import named_variants, variant_config, variant_names, variants_at_rates

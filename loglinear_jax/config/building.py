@@ -26,10 +26,6 @@ class Experiment:
     model: RecallModel | LanguageModel | OwnModel
     train: TrainSettings
 
-    @property
-    def seeds(self) -> list[int]:
-        return self.train.seeds
-
     def opened(self, vocab_size: int | None = None) -> Experiment:
         """The same with the vocabulary of its text; None opens what the task reads from. Raises ConfigError."""
         if vocab_size is None:

@@ -29,10 +29,13 @@ def naming(where: str = "") -> Iterator[None]:
         raise ConfigError(f"{where}{error}") from error
 
 
-def some_of(names: Iterable[str], most: int = 8) -> str:
+MOST_NAMED = 8
+
+
+def some_of(names: Iterable[str]) -> str:
     """Names with commas between them, the first ones alone where there are many, so that an error stays one short line."""
     names = list(names)
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+    return ", ".join(names[:MOST_NAMED]) + (f", ... ({len(names)})" if len(names) > MOST_NAMED else "")
 
 
 PAPERS_VARIANTS = "linear,mlp_softmax,mlp_softplus"

@@ -56,13 +56,14 @@ class ChosenConfig:
 def chosen_file(arguments: Sequence[str]) -> str:
     """What follows --config=: a config file, and its presets after a colon; '' if it is not given. Raises ConfigError for a
     second one."""
-    given = [argument.partition("=")[2] for argument in arguments if _chooses(argument)]
+    given = [argument.partition("=")[2] for argument in arguments if chooses_config(argument)]
     if len(given) > 1:
         raise ConfigError(f"--config is given {len(given)} times, as {some_of(given)}: expected it once")
     return given[0] if given else ""
 
 
-def _chooses(argument: str) -> bool:
+def chooses_config(argument: str) -> bool:
+    """Whether it is --config=..., not a setting of the config."""
     return argument.partition("=")[0].lstrip("-") == "config"
 
 
@@ -79,7 +80,7 @@ def read_config_arguments(argv: Sequence[str]) -> ChosenConfig:
         raise ConfigError(f"{before}: --config=selective_copy:smoke; there are {', '.join(config_names())}")
     config = get_config(load_config_file(filename), presets)
     config.lock()
-    given = frozenset(override(config, argument) for argument in arguments if not _chooses(argument))
+    given = frozenset(override(config, argument) for argument in arguments if not chooses_config(argument))
     if "model.kind" in given and is_own(config.model.kind):  # which has no settings but its arguments
         with naming(), config.unlocked():
             known = default_config(config.model.kind).model

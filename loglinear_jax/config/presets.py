@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from loglinear_jax.config.defaults import ConfigError
+from loglinear_jax.config.defaults import ConfigError, default_config
 
 
 def apply_presets(
@@ -91,3 +91,20 @@ def set_pairs(config: ConfigDict, pairs: int) -> None:
 def set_state(config: ConfigDict, width: int) -> None:
     """One head with K=V=N."""
     config.model.update(heads=1, key_dim=width, head_dim=width)
+
+
+INTERLEAVED_PRESETS = {
+    "smoke": smoke_interleaved_config,
+    "robust": robust_config,
+    "pairs=": set_pairs,
+    "seq=": set_seq_len,
+    "state=": set_state,
+}
+
+
+def interleaved_config(task: str, preset: str | None = None) -> ConfigDict:
+    """Configuration of the task `interleaved` or `power_law`: one head with keys and values of 16, and 4,000 steps."""
+    config = default_config(task=task)
+    config.train.num_steps = 4_000
+    set_state(config, 16)
+    return apply_presets(config, preset, INTERLEAVED_PRESETS)

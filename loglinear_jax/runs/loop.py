@@ -82,7 +82,7 @@ class Program:
     def __init__(self, members: Sequence[Member], stop: StopOnSignal, wandb: str = ""):
         self.members, self.stop, self.wandb = list(members), stop, wandb
         experiment = members[0].experiment
-        self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.seeds
+        self.settings, self.task, self.seeds = experiment.train, experiment.task, experiment.train.seeds
         self.trainer = SeedTrainer(experiment.model, self.task, self.settings)
         self.many = ManySeeds(self.trainer, self.seeds, mesh_for(self.first, experiment))
         self.stopped = False
@@ -358,7 +358,8 @@ def mesh_for(variant: str, experiment: Experiment, replicas: int = 1) -> jax.sha
 
     Raises ConfigError if there are too few devices, or a process would have nothing to do.
     """
-    train, seeds = experiment.train, len(experiment.seeds) * replicas
+    train = experiment.train
+    seeds = len(train.seeds) * replicas
     # A seed's batches are drawn on one device; those that come from the host are shared out over several.
     shared = train.batch_size // train.grad_accumulation if experiment.task.STREAMED else 1
     with naming(f"{variant}: "):

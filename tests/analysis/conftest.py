@@ -36,7 +36,7 @@ def make_trained():
         built = build(config, variant)
         tokens = np.zeros((1, config.task.seq_len), np.int32)
         shapes = {"params": jax.eval_shape(built.model.init, jax.random.key(0), tokens)["params"]}
-        rng, seeds = np.random.default_rng(0), len(built.seeds)
+        rng, seeds = np.random.default_rng(0), len(built.train.seeds)
 
         def drawn(path, x):
             """Norms scale by about 1, and memories are long."""
@@ -46,8 +46,8 @@ def make_trained():
         params = jax.tree_util.tree_map_with_path(drawn, shapes)
         score = np.zeros(seeds)
         return TrainedVariant(
-            workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, step=0, seeds=built.seeds,
-            metrics={}, best=params, last=params, best_accuracy=score, best_loss=score,
+            workdir=None, variant=variant, config=built.config, model=built.model, task=built.task, step=0,
+            seeds=built.train.seeds, metrics={}, best=params, last=params, best_accuracy=score, best_loss=score,
             diverged_step=score - 1,
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_every_preset_builds(name, preset):
     for variant in variant_names(config):
         experiment = build(config, variant, vocab_size=100)
         assert experiment.model.settings.max_length == (config.model.max_length or experiment.task.max_seq_len)
-        assert len(experiment.seeds) == config.train.num_seeds
+        assert len(experiment.train.seeds) == config.train.num_seeds
 
 
 @pytest.mark.parametrize("name", [*RECALL, "wikitext2", "books"])
