@@ -15,11 +15,11 @@ SPLITS = 20  # ways in which seeds are parted into a half that chooses and one t
 FEWEST_FOR_INTERVAL = 10
 
 
-def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a share of `trials` (Wilson 1927)."""
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval for a share of `trials` (Wilson 1927)."""
     from scipy.stats import binomtest  # importing it takes a good part of a run's start
 
-    interval = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    interval = binomtest(successes, trials).proportion_ci(0.95, method="wilson")
     return float(interval.low), float(interval.high)
 
 

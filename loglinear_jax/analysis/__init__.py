@@ -14,7 +14,7 @@ with needs_extra("analysis"):
         input_dependence,
         relative_variation,
     )
-    from loglinear_jax.analysis.lam_values import lam_values, sample_tokens, static_lam
+    from loglinear_jax.analysis.lam_values import lam_values, static_lam
     from loglinear_jax.analysis.lengths import scores_by_length
     from loglinear_jax.analysis.rates import by_rate, chosen_rate
     from loglinear_jax.runs.loading import Run, TrainedVariant, load_run, read_run

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from loglinear_jax.analysis import style
 from loglinear_jax.analysis.lam_values import layers_that
 from loglinear_jax.analysis.paper import describe_run
-from loglinear_jax.analysis.section import Section
+from loglinear_jax.analysis.section import BySeed, Section
 from loglinear_jax.analysis.table import Cell, Table, mean_and_std, percent
 from loglinear_jax.fenwick import fenwick_level, num_levels, occupied_levels
 from loglinear_jax.runs.loading import Run, TrainedVariant
@@ -21,13 +21,12 @@ from loglinear_jax.tasks.base import BaseTask, with_length
 
 SEEN = 1024  # sequences of which the rule by position knows
 WHAT = "answers at the largest λ"
-BySeed = Mapping[int, Mapping[str, np.ndarray]]
 
 
 # --- From a task alone ------------------------------------------------------------------------------------------------
 
 
-def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -> Float[np.ndarray, " L"] | None:
+def answer_levels(task: BaseTask, num: int = 1024) -> Float[np.ndarray, " L"] | None:
     """Count at which Fenwick levels the answers of a task are.
 
     The query at position t sees the position s of its answer (`BaseTask.sources`) in the bucket of level
@@ -35,17 +34,16 @@ def answer_levels(task: BaseTask, num: int = 1024, seq_len: int | None = None) -
 
     Args:
         task: whose sequences are drawn; nothing is trained.
-        num: sequences to draw.
-        seq_len: T; None: the length of the longest trained sequences.
+        num: sequences to draw, of T tokens, the length of the longest trained sequences.
 
     Returns:
         The share of the answers at each level 0 .. num_levels(T) - 1; None for a task that does not say where its
         answers are.
 
     Raises:
-        ValueError: for an invalid num or seq_len, and for invalid sources.
+        ValueError: for an invalid num, and for invalid sources.
     """
-    task = with_length(task.trained_on.longest_part, num, seq_len)
+    task = with_length(task.trained_on.longest_part, num, None)
     if type(task).sources is BaseTask.sources:  # asked first: a text would have to be opened
         return None
     tokens, targets = task.inspection_sequences(num)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -14,27 +13,26 @@ from loglinear_jax.analysis import style
 from loglinear_jax.analysis.paper import describe_run
 from loglinear_jax.analysis.rates import DASHES, without_rates
 from loglinear_jax.analysis.section import Section
-from loglinear_jax.runs.loading import Run, read_run
+from loglinear_jax.runs.loading import Run
 
 WIDTHS = tuple(style.FULL_WIDTH / 3 * n + 1.6 * (n == 1) for n in (1, 2, 3))  # of learning curves, by their columns
 
 
-def draw_learning_curves(workdir: str | os.PathLike | Run) -> Figure:
+def draw_learning_curves(run: Run) -> Figure:
     """Draw the task's score in validation against the step, in a panel for each variant of a run.
 
     Every seed is a thin line, the median of the seeds a black one, their quartiles dashed. Of a variant with several learning
     rates or weight decays, only the median at each of them is drawn.
 
     Args:
-        workdir: the run, its folder or its record.
+        run: whose metrics are read.
 
     Returns:
         The figure.
 
     Raises:
-        ConfigError: if there is no run, or a file of it can't be read.
+        ConfigError: if its metrics can't be read.
     """
-    run = workdir if isinstance(workdir, Run) else read_run(workdir)
     score, seeds = run.task.score, run.config.train.num_seeds
     variants = without_rates(run.config, run.variants)
     every = {at for at_rates in variants.values() if len(at_rates) > 1 for at in at_rates.values()}

@@ -16,15 +16,14 @@ from matplotlib.figure import Figure
 from loglinear_jax.analysis import paper, style
 from loglinear_jax.analysis.lam_values import layers_that, static_lam
 from loglinear_jax.analysis.paper import describe_run
-from loglinear_jax.analysis.section import Context, Section
+from loglinear_jax.analysis.section import BySeed, Context, Section
 from loglinear_jax.analysis.table import Table, mean_and_std
 from loglinear_jax.fenwick import occupied_levels
 from loglinear_jax.lam import lam_traits
 from loglinear_jax.runs.loading import Run, TrainedVariant
 from loglinear_jax.tasks import CONVERGED_ACCURACY
 
-MANY_ROWS = 12  # layers · heads from which each variant has a figure of its own
-BySeed = Mapping[int, Mapping[str, np.ndarray]]
+MOST_ROWS_OF_PANEL = 12  # layers · heads: above them each variant has a figure of its own
 
 
 # --- Figures ---------------------------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ class Heatmaps(Section):
     def show_run(self, run: Run, found: dict[str, list[Panel]]) -> None:
         rows = list(found.values())
         by_head = [np.prod(panel.values.shape[:2]) for row in rows for panel in row if panel.values.ndim == 3]
-        large = max(by_head, default=0) > MANY_ROWS
+        large = max(by_head, default=0) > MOST_ROWS_OF_PANEL
         for index, some in enumerate([[row] for row in rows] if large else [rows], 1):
             figure = self.draw(some, f"{style.sentence(self.WHAT)}; {describe_run(run)}")
             shown_as = self.WHAT + (f", {index} of {len(rows)}" if large else "")

@@ -39,22 +39,6 @@ def _layers(trained: TrainedVariant, trait: str, what: str) -> list[int]:
     raise ValueError(f"{trained.variant} of {trained.workdir} has no {what}: {named}")
 
 
-def sample_tokens(
-    trained: TrainedVariant, num: int, seq_len: int | None = None
-) -> tuple[Int[np.ndarray, "num T"], Int[np.ndarray, "num T"]]:
-    """Draw sequences of the run's task that no seed was trained on.
-
-    Args:
-        trained: a variant of the run.
-        num: sequences.
-        seq_len: T; None: the trained length.
-
-    Returns:
-        (tokens, targets); a target is -1 where nothing is scored.
-    """
-    return trained.inspection_sequences(num, seq_len)
-
-
 @functools.cache
 def _sown(model: nn.Module):
     return jax.jit(lambda params, tokens: model.apply(params, tokens, mutable=["intermediates"])[1]["intermediates"])

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -28,10 +28,11 @@ from loglinear_jax.runs.writing import NoReadableCheckpoint, replace_file
 from loglinear_jax.settings import SettingError, check_fields, setting
 
 log = logging.getLogger(__name__)
-MANY_ROWS = 12  # of a table: above them it is shown only when opened
+MOST_UNFOLDED = 12  # rows of a table: above them it is shown only when opened
 FEW_SEEDS = 3  # drawn of each variant, if no others are asked for
 MOST_KEPT = 1 << 30  # bytes of layers' values
 MOST_OF_STEM = 240  # characters of the names of a report's files, without their endings
+BySeed = Mapping[int, Mapping[str, np.ndarray]]  # what was measured, by its name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Report:
         """Write a figure as stem.png and stem.svg, or a table as stem.md, stem.csv and stem.tex, and show it.
 
         Args:
-            part: where it is shown; a table with more than MANY_ROWS rows is folded.
+            part: where it is shown; a table with more than MOST_UNFOLDED rows is folded.
             shown: the figure or table.
             stem: of its files; it is cut where it is too long, and gets a number where others have it.
             title: in the report; a table has one of its own.
@@ -107,7 +108,7 @@ class Report:
         numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         stem = next(name for name in numbered if name not in self._stems)
         self._stems.add(stem)
-        item = {"title": title, "note": note, "folded": isinstance(shown, Table) and len(shown.rows) > MANY_ROWS}
+        item = {"title": title, "note": note, "folded": isinstance(shown, Table) and len(shown.rows) > MOST_UNFOLDED}
         if isinstance(shown, Table):
             paths = shown.write(self.out / stem)
             item |= {"html": shown.text("html"), "title": title or shown.full_title, "note": note or shown.note}

@@ -123,10 +123,10 @@ def mean_std_and_reached(values: Values, least: float) -> str:
     return f"{mean_and_std(values)} ({sum(value >= least for value in values)}/{len(values)})"
 
 
-def perplexity(losses: Sequence[float | None] | np.ndarray | None, digits: int = 2) -> str:
+def perplexity(losses: Sequence[float | None] | np.ndarray | None) -> str:
     """Formats the perplexity of losses in nats, of the seeds that have a finite one: "76.30 ± 0.89"."""
     with np.errstate(over="ignore"):
-        return mean_and_std(finite(np.exp(finite(losses))), digits)
+        return mean_and_std(finite(np.exp(finite(losses))), 2)
 
 
 def of_evaluated(outcome: VariantOutcome, values: Sequence[float | None] | None) -> np.ndarray:
@@ -215,7 +215,7 @@ def accuracy_note(outcome: VariantOutcome, counts_solved: bool = False) -> str:
     return note + f" Seeds at ≥ {100 * SOLVED_ACCURACY:.0f} %, and their steps: in validation." * counts_solved
 
 
-def median_of(steps: Sequence[int | None], separator: str = "") -> str:
-    """Formats the median of the steps that there are; "–" without any. separator: of thousands."""
+def median_of(steps: Sequence[int | None]) -> str:
+    """Formats the median of the steps that there are; "–" without any."""
     there = [step for step in steps if step is not None]
-    return f"{np.median(there):{separator}.0f}" if there else "–"
+    return f"{np.median(there):.0f}" if there else "–"

@@ -20,6 +20,7 @@ from loglinear_jax.command_line import INTERRUPTED, BadInput, path, quiet_librar
 from loglinear_jax.settings import SettingError
 
 if TYPE_CHECKING:
+    from loglinear_jax.runs import Run
     from loglinear_jax.runs.folders import RunFolder
 
 HELP = "train a configuration, or resume a run"
@@ -63,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         result = train(chosen.config, workdir, called, args.only, args.wandb)
         if result.interrupted_at is None and is_main():
-            print(outcomes(read_run(workdir)).text("github"))
-            _draw_curves(RunFolder(workdir), again=result.trained)
+            finished = read_run(workdir)
+            print(outcomes(finished).text("github"))
+            _draw_curves(RunFolder(workdir), finished, again=result.trained)
     except Exception as error:
         if not isinstance(error, (BadInput, SettingError)):  # which all processes raise
             leave_without_others()
@@ -80,13 +82,13 @@ def run(args: argparse.Namespace) -> int:
 log = logging.getLogger("loglinear_jax")
 
 
-def _draw_curves(folder: RunFolder, again: bool) -> None:
+def _draw_curves(folder: RunFolder, finished: Run, again: bool) -> None:
     """Draws the learning curves of a run whose variants are all finished, if they are not drawn yet, or again."""
     from loglinear_jax.analysis.curves import draw_learning_curves
     from loglinear_jax.runs.writing import replace_file
 
     if folder.summary_file.exists() and (again or not folder.curves_file.exists()):
-        figure = draw_learning_curves(folder.path)
+        figure = draw_learning_curves(finished)
         replace_file(folder.curves_file, lambda file: figure.savefig(file, dpi=120, format="png"), mode="wb")
 
 

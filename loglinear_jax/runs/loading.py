@@ -148,8 +148,11 @@ class TrainedVariant:
         return self.metrics["val_accuracy"][-1], self.metrics["val_loss"][-1]
 
     def inspection_sequences(self, num: int, seq_len: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """`BaseTask.inspection_sequences` of its task. Raises ConfigError if a text is not the one that the run was started
-        with."""
+        """Draws (tokens, targets) [num, T] of its task that no seed was trained on; a target is -1 where nothing is scored.
+
+        seq_len: T; None is the length of the longest trained sequences. Raises ConfigError if a text is not the one that the
+        run was started with.
+        """
         if self.workdir is not None and self.task.corpus_read is not None:
             RunFolder(self.workdir, writes=False).check_corpus(self.task.corpus_read)
         return self.task.inspection_sequences(num, seq_len)

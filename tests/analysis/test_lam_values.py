@@ -10,7 +10,6 @@ from loglinear_jax.analysis import (
     attention_row,
     input_dependence,
     lam_values,
-    sample_tokens,
     scores_by_length,
     static_lam,
 )
@@ -24,7 +23,7 @@ from loglinear_jax.lam import LAMS, lam_traits, rotate_by_level
 def test_an_attention_row_is_what_the_attention_does(make_trained, variant):
     """With the unit vectors as values, the attention's output is its matrix."""
     trained = make_trained(variant, key_groups=1)
-    tokens, _ = sample_tokens(trained, 3)
+    tokens, _ = trained.inspection_sequences(3)
     layer = mixer_values(trained, 1, tokens)[1]
     length = tokens.shape[1]
     identity = np.broadcast_to(np.eye(length, dtype=np.float32)[None, :, None], (3, length, 2, length))
@@ -44,7 +43,7 @@ def test_an_attention_row_is_what_the_attention_does(make_trained, variant):
 
 def test_what_is_not_there_is_named(make_trained):
     trained = make_trained()
-    tokens, _ = sample_tokens(trained, 1)
+    tokens, _ = trained.inspection_sequences(1)
     with pytest.raises(ValueError, match="head=2: expected -2 to 1"):
         attention_row(trained, 0, tokens[0], layer=0, head=2, position=0)
     with pytest.raises(ValueError, match="has no states: its mixer is softmax"):
@@ -66,7 +65,7 @@ def test_lengths_are_the_doubles_and_the_longest(make_trained):
 @pytest.mark.parametrize("lam", [lam for lam in LAMS if not lam_traits(lam).needs_scores])
 def test_static_lam_is_what_no_token_changes(make_trained, lam):
     trained = make_trained(lam)
-    tokens, _ = sample_tokens(trained, 2)
+    tokens, _ = trained.inspection_sequences(2)
     values, what = static_lam(trained, 0)
     assert values.shape == (2, 2, 6)
     if lam == "fixed":
@@ -95,7 +94,7 @@ def test_a_lam_that_looks_into_its_buckets(make_trained):
     with pytest.raises(ValueError, match="has no static part of λ: lam=content_mlp is content-aware"):
         static_lam(make_trained("content_mlp"), 0)
     trained = make_trained("content")
-    tokens, _ = sample_tokens(trained, 2, 64)
+    tokens, _ = trained.inspection_sequences(2, 64)
     lam = lam_values(trained, 0, tokens)
     assert lam.shape == (2, 2, 64, 2, 7)
     occupied = occupied_levels(np.arange(64), 7)[:, None]
@@ -129,7 +128,7 @@ def test_scores_are_those_of_the_model(make_trained):
     trained = make_trained("linear")
     scores = scores_by_length(trained, 1, [16, 32], num=20)
     for index, length in enumerate((16, 32)):
-        tokens, targets = sample_tokens(trained, 20, length)
+        tokens, targets = trained.inspection_sequences(20, length)
         assert tokens.shape == (20, length)
         logits = jax.jit(trained.model.apply)(trained.params(1), jnp.asarray(tokens))
         scored = targets >= 0
