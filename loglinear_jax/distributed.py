@@ -12,14 +12,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
-def join(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Joins the other processes. Under SLURM, Open MPI or on TPUs nothing needs to be given.
-
-    coordinator: host:port of process 0. Must come before anything else asks JAX for its devices.
-    """
-    jax.distributed.initialize(coordinator, num_processes, process_id)
-
-
 def leave_without_others() -> None:
     """Lets this process end with code 1 as soon as it has said why, if there are others: JAX would have it wait for them, and
     they wait for it. They end when they notice."""

@@ -69,7 +69,7 @@ class ContentLam(nn.Module):
 
     Where the decayed sum of a bucket's keys matches the query, λ is large. One parameter per head.
 
-    implementation: with None on a GPU, and with "pallas", one kernel from MANY_ROWS tokens times heads on. It takes
+    implementation: with None on a GPU, and with "pallas", one kernel from KERNEL_ROWS tokens times heads on. It takes
     float32 and L up to 31. Where it cannot run, and with other values, plain JAX runs, with one warning if the value is
     None on a GPU.
     """
@@ -107,12 +107,12 @@ def softmax_of_occupied(logits: Float[Array, "... H L"], occupied: Bool[Array, "
     return nn.softmax(jnp.where(occupied, logits, -jnp.inf), axis=-1)
 
 
-MANY_ROWS = 512  # heads times tokens
+KERNEL_ROWS = 512  # heads times tokens
 
 
 def _has_few_rows(x: Float[Array, "... N"]) -> bool:
     """Whether kernels and matrix units cost more than they save, as when decoding."""
-    return x.size // x.shape[-1] < MANY_ROWS
+    return x.size // x.shape[-1] < KERNEL_ROWS
 
 
 def _product(x: Float[Array, "... N"], w: Float[Array | np.ndarray, "N M"]) -> Float[Array, "... M"]:
@@ -128,7 +128,7 @@ class MlpLam(nn.Module):
 
     implementation, as in log_linear_attention: "pallas" is one kernel, or pallas_kernels.UnsupportedError where it
     cannot run (it takes L up to 31, d_h up to 128); None is that kernel on a GPU, or plain JAX with one warning if it
-    cannot run there. Below MANY_ROWS tokens times heads it is always plain JAX.
+    cannot run there, and plain JAX below KERNEL_ROWS tokens times heads.
     """
 
     out: str

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import erf, softmax
 
 from loglinear_jax.fenwick import occupied_levels
-from loglinear_jax.lam import LAMS, MANY_ROWS, count_lam_params, lam_arguments, lam_traits, make_lam, rotate_by_level
+from loglinear_jax.lam import KERNEL_ROWS, LAMS, count_lam_params, lam_arguments, lam_traits, make_lam, rotate_by_level
 from loglinear_jax.models import RecallModel, RecallSettings
 
 HEADS, LEVELS = 3, 7
@@ -46,7 +46,7 @@ def test_shape_dtype_and_sign(name):
 @pytest.mark.parametrize("name", ["mlp_softplus", "mlp_softmax", "content_mlp"])
 def test_few_tokens_are_as_many(name):
     """Few go another way through the MLP."""
-    d = jax.random.normal(jax.random.key(0), (5, 2 * MANY_ROWS // HEADS, HEADS, LEVELS))
+    d = jax.random.normal(jax.random.key(0), (5, 2 * KERNEL_ROWS // HEADS, HEADS, LEVELS))
     module, more = make_lam(name, implementation="xla"), ()
     if lam_traits(name).needs_scores:
         more = jax.random.normal(jax.random.key(1), d.shape), jnp.ones((1, 1, 1, LEVELS), bool)

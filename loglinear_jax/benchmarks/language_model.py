@@ -26,6 +26,7 @@ from loglinear_jax.train import PRECISIONS, ManySeeds, SeedTrainer, TrainSetting
 
 HELP = "speed of the language model: training, and decoding behind many tokens"
 PARTS = ("training", "decoding")
+DECODED = 64  # tokens in one dispatch, of which five are timed
 
 
 def time_training(
@@ -79,16 +80,13 @@ def time_training(
     }
 
 
-def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64) -> dict[str, Any]:
-    """Milliseconds a token behind `length` tokens, for one sequence, and the bytes of its caches.
-
-    decoded: tokens in one dispatch, of which five are timed.
-    """
+def time_decoding(settings: LanguageSettings, length: int) -> dict[str, Any]:
+    """Milliseconds a token behind `length` tokens, for one sequence, and the bytes of its caches."""
     model = LanguageModel(settings)
     tokens = jnp.zeros((1, 1), jnp.int32)
     weights = decoding_weights(model, jax.jit(model.init)(jax.random.key(0), tokens))
     # What is remembered does not matter for the time, only its size and position.
-    first = max(length - 6 * decoded, 0)  # six dispatches, the first to compile
+    first = max(length - 6 * DECODED, 0)  # six dispatches, the first to compile
     prefill = functools.partial(model.apply, max_length=length, method="prefill")
     shapes = jax.eval_shape(lambda weights: prefill(params_of(weights), tokens)[1], weights)
     caches = jax.tree.map(lambda x: jnp.full(x.shape, first if x.shape == () else 0, x.dtype), shapes)
@@ -100,11 +98,11 @@ def time_decoding(settings: LanguageSettings, length: int, *, decoded: int = 64)
             logits, caches = model.apply(params_of(weights), token, caches, method="step")
             return (jnp.argmax(logits, axis=-1).astype(jnp.int32), caches), None
 
-        return jax.lax.scan(step, (tokens[:, 0], caches), length=decoded)[0][1]
+        return jax.lax.scan(step, (tokens[:, 0], caches), length=DECODED)[0][1]
 
     _, (_, *seconds) = measure.timed(lambda caches: decode(weights, caches), caches, 6)  # the first compiles
     num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    return {"ms": 1e3 * float(np.median(seconds)) / decoded, "bytes": num_bytes}
+    return {"ms": 1e3 * float(np.median(seconds)) / DECODED, "bytes": num_bytes}
 
 
 # --- The command --------------------------------------------------------------------------------------------------------

@@ -101,10 +101,10 @@ def _join_others(args: argparse.Namespace) -> None:
             "--distributed alone is enough"
         )
     if args.distributed:
-        from loglinear_jax.distributed import join
+        import jax
 
-        try:
-            join(*by_hand)
+        try:  # before anything else asks JAX for its devices
+            jax.distributed.initialize(*by_hand)
         except (RuntimeError, ValueError) as error:  # no such address, or no scheduler that JAX knows
             none = "no scheduler that JAX knows started this process; give --coordinator, --num_processes and --process_id: "
             raise BadInput(f"--distributed: {none if args.coordinator is None else ''}{error}") from error

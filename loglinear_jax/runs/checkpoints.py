@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from loglinear_jax.distributed import any_process, is_main
@@ -162,8 +161,3 @@ def on_this_machine(abstract_state: Any) -> Any:
     """The same shapes on this machine's first device, whatever devices the state was saved from."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), abstract_state)
-
-
-def to_numpy(tree: Any) -> Any:
-    """Every leaf as a NumPy array."""
-    return jax.tree.map(np.asarray, tree)

@@ -27,12 +27,13 @@ from loglinear_jax.tasks import Score
 class Live:
     """Shows the training of variants in one program, from a step on. Processes other than the main one show nothing.
 
-    folders: by variant. TensorBoard's events are written as they come, not in a thread, so that a full disk is noticed.
-    wandb_runs: by variant, its wandb.Run, if there is one.
+    name: of the progress bar. folders: by variant. wandb_runs: by variant, its wandb.Run, if there is one. TensorBoard's events
+    are written as they come, not in a thread, so that a full disk is noticed.
     """
 
     def __init__(
         self,
+        name: str,
         score: Score,
         num_steps: int,
         step: int,
@@ -40,9 +41,7 @@ class Live:
         wandb_runs: Mapping[str, Any],
     ):
         self._score = score
-        first, *others = folders
-        also = f" and {len(others)} of other rates" if others else ""
-        self._bar = progress_bar(first + also, num_steps, step, shown=is_main())
+        self._bar = progress_bar(name, num_steps, step, shown=is_main())
         self._folders, self._wandb_runs = folders, wandb_runs
         self._writers: dict[str, EventsWriter] = {}
         for variant, folder in folders.items() if is_main() else ():

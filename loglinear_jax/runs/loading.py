@@ -16,8 +16,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from loglinear_jax.config import ConfigError, build, naming, read_config, some_of, task_of, variant_names
+from loglinear_jax.distributed import to_host
 from loglinear_jax.models import LanguageModel, RecallModel
-from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine, to_numpy
+from loglinear_jax.runs.checkpoints import Checkpoints, on_this_machine
 from loglinear_jax.runs.folders import RunFolder, VariantFolder, train_settings
 from loglinear_jax.runs.outcome import RunSummary, VariantOutcome
 from loglinear_jax.tasks import BaseTask
@@ -229,4 +230,4 @@ def _newest_state(part: VariantFolder, trainer: SeedTrainer, seeds: list[int]) -
     last_step = step if outcome is None else next(iter(outcome.variants.values())).last_step
     if step < last_step:
         log.warning("%s: parameters of step %d, as those of the last, %d, can't be read", part.path, step, last_step)
-    return to_numpy(state)
+    return to_host(state)

@@ -111,7 +111,7 @@ class Program:
         with (
             contextlib.closing(open_data(self.many, step, at)) as data,
             contextlib.closing(data.dispatches(dispatches(self.settings, step))) as batches_to_come,
-            Live(self.task.score, self.settings.num_steps, step, folders, wandb_runs) as live,
+            Live(self.name, self.task.score, self.settings.num_steps, step, folders, wandb_runs) as live,
         ):
             for evaluation in evaluations(self.settings, step):
                 start, began = step, time.perf_counter()

@@ -22,6 +22,7 @@ from loglinear_jax.text.sources import CorpusError
 
 PACKINGS = ("concatenate", "first_fit")
 MOST_BINS = 64  # packs that first_fit fills at a time
+PREFETCHED = 2  # batches, in as many threads
 PARTS = ("tokens", "targets", "segment_ids")
 Batch = dict[str, np.ndarray]
 
@@ -197,14 +198,14 @@ class SeedBatches:
             "targets": self._tokens[at + self._target_offset].astype(np.int32),
         }
 
-    def iterate(self, first_step: int, state: Any = None, num_prefetch: int = 2) -> grain.DatasetIterator:
-        """Batches from that step on, without end, `num_prefetch` of them read ahead in threads. state: of an iterator that has
+    def iterate(self, first_step: int, state: Any = None) -> grain.DatasetIterator:
+        """Batches from that step on, without end, PREFETCHED of them read ahead in threads. state: of an iterator that has
         come there, instead of the step.
 
         get_state() and set_state() of the iterator hold the step, so that either way leads to the same batch; close()
         ends its threads.
         """
-        options = grain.ReadOptions(num_threads=min(num_prefetch, 4), prefetch_buffer_size=num_prefetch)
+        options = grain.ReadOptions(num_threads=PREFETCHED, prefetch_buffer_size=PREFETCHED)
         iterator = iter(grain.MapDataset.source(self).to_iter_dataset(options))
         if state is None:
             grain.experimental.set_next_index(iterator, first_step)

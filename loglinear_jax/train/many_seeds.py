@@ -96,13 +96,9 @@ class ManySeeds:
         )
         self._train_steps: dict[Any, Callable] = {}
 
-    def data(self, seeds: Int[Array, " S"] | None = None) -> dict[str, Any]:
-        """`SeedTrainer.data` of each of `seeds_of_data`; or of other seeds, as many as these, where none has replicas."""
-        if seeds is None:
-            seeds = self._drawn
-        elif self.rows_of_data is not None:
-            raise ValueError("seeds: replicas have their seeds' data in common, so that of other seeds can't be drawn")
-        return self._draw(seeds)
+    def data(self) -> dict[str, Any]:
+        """`SeedTrainer.data` of each of `seeds_of_data`."""
+        return self._draw(self._drawn)
 
     def train_steps(
         self, state: SeedState, data: dict[str, Any], num_steps: int, rows: Int[Array, " R"] | None = None

@@ -39,16 +39,15 @@ SETTINGS = TrainSettings(
 )
 
 
-@functools.cache  # whose functions are compiled once for all seeds
-def many_seeds(count, settings, devices, loss):
-    return ManySeeds(SeedTrainer(MODEL, TASK, settings, loss), list(range(count)), device_mesh(count, devices=devices))
+@functools.cache  # whose functions are compiled once
+def many_seeds(seeds, settings, devices, loss):
+    return ManySeeds(SeedTrainer(MODEL, TASK, settings, loss), seeds, device_mesh(len(seeds), devices=devices))
 
 
 def train(seeds, settings=SETTINGS, devices=None, loss=None, periods=(2, 2)):
     """periods: of two steps each, so that few programs are compiled."""
-    many = many_seeds(len(seeds), settings, tuple(devices or jax.devices()[:1]), loss)
-    numbers = jax.device_put(np.array(seeds, np.int32), many.sharding)
-    state, data = many.init(numbers), many.data(numbers)
+    many = many_seeds(tuple(seeds), settings, tuple(devices or jax.devices()[:1]), loss)
+    state, data = many.init(many.seeds), many.data()
     losses, accuracies = [], []
     for num_steps in periods:
         state = many.train_steps(state, data, num_steps)
@@ -111,7 +110,7 @@ def test_seeds_differ_in_everything():
 
 def measured_on_tests(state, devices):
     """(loss, accuracy) [seeds] of the seeds from 0 on."""
-    many = many_seeds(len(state.seed), SETTINGS, tuple(devices), None)
+    many = many_seeds(tuple(range(len(state.seed))), SETTINGS, tuple(devices), None)
     return np.array(many.test(jax.device_put(state.best_params, many.sharding)))
 
 
@@ -156,7 +155,7 @@ def test_four_devices_give_what_one_gives():
     np.testing.assert_allclose(losses_four, losses_one, rtol=1e-5)
     np.testing.assert_allclose(accuracies_four, accuracies_one, atol=1e-6)
     assert_equal_trees(four.params, one.params, rtol=1e-3, atol=1e-5)
-    many = many_seeds(4, SETTINGS, tuple(CPUS), None)
+    many = many_seeds(tuple(range(4)), SETTINGS, tuple(CPUS), None)
     leaf = jax.tree.leaves(many.init(many.seeds).params)[0]
     assert len(leaf.sharding.device_set) == 4 and leaf.addressable_shards[0].data.shape[0] == 1
     assert device_mesh(6, devices=CPUS).size == 3 and device_mesh(5, devices=CPUS).size == 1
@@ -221,7 +220,7 @@ def test_early_stopping_and_the_records_of_a_seed():
 @pytest.mark.slow
 def test_steps_of_active_seeds_alone_are_the_same():
     """On two devices, of which one has more of them."""
-    many = many_seeds(8, SETTINGS, tuple(CPUS[:2]), None)
+    many = many_seeds(tuple(range(8)), SETTINGS, tuple(CPUS[:2]), None)
     active = np.isin(np.arange(8), [1, 4, 5])
     ends = []
     for rows in (None, many.rows_to_train(active)):
@@ -243,7 +242,9 @@ def test_steps_of_active_seeds_alone_are_the_same():
 def test_rows_to_train_hold_all_active_seeds(log_devices, data):
     devices = 1 << log_devices
     active = data.draw(arrays(bool, (devices, 9)))
-    rows = many_seeds(9 * devices, SETTINGS, tuple(CPUS[:devices]), None).rows_to_train(active.reshape(-1))
+    rows = many_seeds(tuple(range(9 * devices)), SETTINGS, tuple(CPUS[:devices]), None).rows_to_train(
+        active.reshape(-1)
+    )
     if rows is None:
         assert active.sum(1).max() > 5
         return
@@ -439,7 +440,7 @@ def test_parts_of_a_batch_weigh_as_much_as_is_scored_in_them(devices, accumulati
 
 def test_a_batch_in_which_nothing_is_scored_leaves_the_seed_as_it_is():
     tokens, targets = uneven()
-    many = many_seeds(1, SETTINGS, tuple(CPUS[:1]), None)
+    many = many_seeds((0,), SETTINGS, tuple(CPUS[:1]), None)
     batches = {"batches": many.place("batches", (tokens, np.full_like(targets, -1)))}
     before = jax.device_get(many.init(many.seeds))
     after = jax.device_get(many.train_steps(many.init(many.seeds), batches, 1))
