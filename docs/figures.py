@@ -5,7 +5,6 @@ python -m docs.figures
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
@@ -15,20 +14,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from loglinear_jax.analysis import style
-from loglinear_jax.analysis.pages import Records
 from loglinear_jax.fenwick import fenwick_level
 from loglinear_jax.statistics import mean_interval
+from results.figures import BY_WIDTH, accuracies_by_length, outcomes, percent, state_size
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "results"
-RECORDS = Records(RESULTS)
 ONE_STATE = ("mixer=gated_linear", "mixer=delta")
-LEVELS = 8  # of 128 tokens
-BY_WIDTH = {
-    8: "interleaved-pairs24-state8,interleaved-state8-delta",
-    16: "interleaved,interleaved-state16-delta",
-    32: "interleaved-pairs24-state32,interleaved-state32-delta",
-}
 LEVEL_COLORS = ["#BBBBBB", "#882255", "#0072B2", "#009E73", "#E69F00"]
 PEERS = {  # rows of docs/reference/performance.md, with a label and a look
     "log-linear, kernels for Hopper": ("log-linear, ours", style.OTHER_LOOKS[0]),
@@ -51,12 +42,10 @@ def accuracy_by_size(axis: Axes) -> None:
     }  # fmt: skip
     looks = style.looks_of(labels)
     for variant, (text, height) in labels.items():
-        points = []
-        for width, runs in BY_WIDTH.items():
-            outcome = next(run.outcomes[variant] for run in RECORDS.matching(runs) if variant in run.outcomes)
-            size = width * width if variant in ONE_STATE else LEVELS * width * width
-            size += LEVELS * width if variant == "content" else 0  # a sum of keys for each level
-            points.append((size, *mean_interval(100 * outcome.accuracy)))
+        points = [
+            (state_size(variant, width, 128), *mean_interval(percent(outcomes(runs)[variant])))
+            for width, runs in BY_WIDTH.items()
+        ]
         style.draw_line(axis, *np.transpose(points), bars=True, **looks[variant]._asdict())
         name(axis, text, (9 if variant in ONE_STATE else 1000, height), looks[variant].color, va="top")
     axis.annotate("(state per level)", (1000, 17), color="0.3", fontsize=9, va="top")
@@ -71,20 +60,14 @@ def accuracy_by_size(axis: Axes) -> None:
 
 def accuracy_by_length(axis: Axes) -> None:
     """Accuracy on longer sequences after training at 128 tokens, the same task."""
-    with (RESULTS / "interleaved/runs/interleaved-128-to-1024-lengths.csv").open(encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if int(line["length"]) <= 1024]
     heights = {"content": 65, "fixed": 38, "mlp_softmax": 26, "mlp_softplus": 12}
     looks = style.looks_of(heights)
-    for variant, look in looks.items():
-        for copied in (False, True):  # λ of untrained levels: as it is, or that of the highest trained level
-            at: dict[int, list[float]] = {}
-            for line in lines:
-                lam, _, how = line["variant"].partition(", ")
-                if lam == variant and bool(how) == copied and int(line["length"]) >= 128:
-                    at.setdefault(int(line["length"]), []).append(float(line["accuracy"]))
-            if at:
-                dashed = {"linestyle": "--", "markerfacecolor": "white"} if copied else {}
-                style.draw_line(axis, list(at), list(map(np.mean, at.values())), **look._asdict(), **dashed)
+    for variant, of_lengths in accuracies_by_length().items():
+        lam, _, copied = variant.partition(", ")  # copied: untrained levels have the λ of the highest trained one
+        if lam in looks:
+            at = {length: np.mean(values) for length, values in of_lengths.items() if length >= 128}
+            dashed = {"linestyle": "--", "markerfacecolor": "white"} if copied else {}
+            style.draw_line(axis, list(at), list(at.values()), **looks[lam]._asdict(), **dashed)
     for variant, height in heights.items():
         name(axis, variant, (1120, height), looks[variant].color, va="center")
     axis.annotate("dashed: untrained levels\nuse the highest trained λ", (128, 3), fontsize=8, color="0.3")

@@ -24,6 +24,11 @@ SUITE = (
     SINGLE, "fixed", "linear", "mlp_softplus", "content", GATED, LOG_LINEAR_DELTA + "fixed", LOG_LINEAR_DELTA + "linear",
     LOG_LINEAR_DELTA + "content", SOFTMAX,
 )  # fmt: skip
+BY_WIDTH = {  # of keys and values: interleaved MQAR with 24 pairs
+    8: "interleaved-pairs24-state8,interleaved-state8-delta",
+    16: "interleaved,interleaved-state16-delta",
+    32: "interleaved-pairs24-state32,interleaved-state32-delta",
+}
 TEST, VALIDATION = "mean test accuracy (%)", "mean accuracy in validation (%)"
 
 
@@ -40,6 +45,23 @@ def outcomes(runs: str, rate: str = "") -> dict[str, VariantOutcome]:
 
 def percent(outcome: VariantOutcome) -> np.ndarray:
     return 100 * outcome.accuracy
+
+
+def state_size(variant: str, width: int, length: int) -> int:
+    """How many numbers a layer with keys and values of this width remembers of so many tokens."""
+    states = 1 if variant in (SINGLE, DELTA, GATED) else length.bit_length()
+    kept = {SOFTMAX: 2 * length * width, "content": states * width * (width + 1)}  # content: sums of keys
+    return kept.get(variant, states * width * width)
+
+
+def accuracies_by_length() -> dict[str, dict[int, list[float]]]:
+    """The accuracies (%) of variants that were trained at 128 tokens, by the tested length."""
+    found: dict[str, dict[int, list[float]]] = {}
+    with (HERE / "interleaved/runs/interleaved-128-to-1024-lengths.csv").open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            if (length := int(line["length"])) <= 1024:
+                found.setdefault(line["variant"], {}).setdefault(length, []).append(float(line["accuracy"]))
+    return found
 
 
 def save(figure: Figure, message: str, name: str, handles: Mapping | None = None) -> None:
@@ -69,12 +91,10 @@ def dots(panels: Mapping[str, Mapping[str, tuple]], message: str, name: str, x: 
 
 
 def by_size() -> None:
-    small = {8: "interleaved-pairs24-state8,interleaved-state8-delta", 16: "interleaved,interleaved-state16-delta"}
-    small[32] = "interleaved-pairs24-state32,interleaved-state32-delta"
-    forgetting = {n: runs.replace("-pairs24", "").replace("interleaved", "forgetting") for n, runs in small.items()}
+    forgetting = {n: runs.replace("-pairs24", "").replace("interleaved", "forgetting") for n, runs in BY_WIDTH.items()}
     zoology = {16: "zoology-state16-rates", 32: "zoology-state32", 64: "zoology-state64"}
     tasks = {
-        "Interleaved MQAR, 128 tokens": (128, small),
+        "Interleaved MQAR, 128 tokens": (128, BY_WIDTH),
         "Forgetting MQAR, 128 tokens": (128, forgetting),
         "Zoology's mixture, to 1,024 tokens": (1024, zoology),
     }
@@ -87,13 +107,7 @@ def by_size() -> None:
             points = []
             for width, found in of_width.items():
                 if variant in found:
-                    states = 1 if variant in (SINGLE, DELTA, GATED) else length.bit_length()
-                    kept = {
-                        SOFTMAX: 2 * length * width,
-                        "content": states * width * (width + 1),
-                    }  # content: sums of keys
-                    size = kept.get(variant, states * width * width)
-                    points.append((size, *mean_interval(percent(found[variant]))))
+                    points.append((state_size(variant, width, length), *mean_interval(percent(found[variant]))))
             if points:
                 how = looks[variant]._asdict()
                 handles[style.describe_variant(variant)] = style.draw_line(
@@ -219,14 +233,9 @@ def longer_tests() -> None:
 
 
 def lengths() -> None:
-    with (HERE / "interleaved/runs/interleaved-128-to-1024-lengths.csv").open(encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if int(line["length"]) <= 1024]
     looks, handles = style.looks_of([*LAMS, "content"]), {}
     figure, ((axis,),) = style.new_figure(style.FULL_WIDTH, 3.6)
-    for variant in dict.fromkeys(line["variant"] for line in lines):
-        at: dict[int, list[float]] = {}
-        for line in (line for line in lines if line["variant"] == variant):
-            at.setdefault(int(line["length"]), []).append(float(line["accuracy"]))
+    for variant, at in accuracies_by_length().items():
         lam, _, copied = variant.partition(", ")
         how = looks[lam]._asdict() | ({"linestyle": "--", "markerfacecolor": "white"} if copied else {})
         label = style.describe_variant(lam) + (", untrained levels as 7" if copied else "")
