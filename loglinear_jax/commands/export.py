@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.runs.writing import replace_file
 
     quiet_libraries()
-    model, params, tokenizer, *_ = trained_of_run(args, args.workdir)
+    model, params, tokenizer, _, ends, *_ = trained_of_run(args, args.workdir)
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
         longest = model.settings.max_length
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         if found := next(args.out.glob(pattern), None):  # of a model, or of a run
             raise BadInput(f"--out: {args.out} holds a {found.name} already: expected another folder")
     try:
-        save_model(args.out, model.settings, params, args.architecture)
+        save_model(args.out, model.settings, params, args.architecture, eos_token_id=next(iter(ends), None))
     except ValueError as error:  # of the disk alone, as the model itself was exported above
         raise Failed(f"--out: {error}") from error
     replace_file(args.out / "tokenizer.json", lambda file: file.write(tokenizer.to_str(pretty=True)))

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top_p", type=number, help=help_of_top_p)
     add("--seed", type=_sampling_seed, default=0, help="seed of the sampling (default: 0)")
     add("--stop", help="text of the token that ends a text")
-    add("--go_on", action="store_true", help="do not end at eos_token_id of the config.json of --model")
+    add("--go_on", action="store_true", help="do not end at a run's task.end_token, or a model's eos_token_id")
 
 
 def _sampling_seed(text: str) -> int:
@@ -51,12 +51,10 @@ def run(args: argparse.Namespace) -> int:
     stop = None if args.stop is None else _unicode("stop", args.stop)
     texts = [_unicode("prompt", text) for text in args.prompt or []]
     texts = texts or [read_text(file, "--prompt_file") for file in args.prompt_file]
-    if args.go_on and args.model is None:
-        raise BadInput("--go_on is of a --model: a run's text has no end")
 
     quiet_libraries()
     model, params, tokenizer, _, ends, *_ = load_trained(args, args.workdir, args.model, stops=not args.go_on)
-    stops = [*ends]
+    stops = [] if args.go_on else [*ends]
     if stop is not None:
         stops += (of_stop := tokenizer.encode(stop, add_special_tokens=False).ids)
         if len(of_stop) != 1:

@@ -113,7 +113,9 @@ def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
                 "%s: seed %s has no finite validation loss: its parameters are the initial ones", run.variant, seed
             )
     seeds = {seed: run.params(seed) for seed in wanted}
-    return Trained(run.model, seeds[wanted[0]], tokenizer, str(run.workdir), task=run.task, seeds=seeds)
+    end = tokenizer.token_to_id(getattr(run.task, "end_token", ""))  # of a text without documents there is none
+    ends = () if end is None else (end,)
+    return Trained(run.model, seeds[wanted[0]], tokenizer, str(run.workdir), ends, run.task, seeds)
 
 
 def _of_others(args: argparse.Namespace, model: str, stops: bool) -> Trained:

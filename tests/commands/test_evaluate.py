@@ -14,6 +14,7 @@ import pytest
 from loglinear_jax.command_line import BadInput
 from loglinear_jax.commands import evaluate
 from loglinear_jax.commands.main import main
+from loglinear_jax.commands.trained_models import trained_of_run
 from loglinear_jax.evaluate import window_losses
 from loglinear_jax.hub import load_model
 from loglinear_jax.models import LanguageModel
@@ -132,6 +133,8 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     (document,) = record["measures"][0]["documents"]
     run = load_run(tmp_path / "run", "linear")
     corpus = run.task.data
+    trained = trained_of_run(argparse.Namespace(variant="linear", model_seed=None), tmp_path / "run")
+    assert trained.stop_tokens == (corpus.manifest["end_token"],)
     first, end = corpus.starts["test"][:2]
     losses = window_losses(run.model, run.params(0), corpus.test[first : end + 1].astype(np.int32)[None])
     assert document["sums"].keys() == {"linear", "mixer=softmax"}

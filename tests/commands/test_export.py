@@ -10,6 +10,7 @@ from loglinear_jax.commands import export
 from loglinear_jax.commands.main import main
 from loglinear_jax.commands.trained_models import Trained
 from loglinear_jax.hub import import_params
+from loglinear_jax.hub.folders import stop_tokens
 from loglinear_jax.models import LanguageModel
 from loglinear_jax.text import load_tokenizer
 from tests.hub.checkpoints import CONFIGS, draw, write_tokenizer
@@ -24,7 +25,7 @@ def exported(tmp_path, monkeypatch):
         config = CONFIGS[architecture] | {"architectures": [architecture]}
         settings, params = import_params(draw(config, levels=levels), config)
         model = LanguageModel(dataclasses.replace(settings, **changes))
-        trained = Trained(model, params, load_tokenizer(str(tmp_path)), str(tmp_path))
+        trained = Trained(model, params, load_tokenizer(str(tmp_path)), str(tmp_path), (3,))
         monkeypatch.setattr(export, "trained_of_run", lambda *args: trained)
         return main(["export", "--workdir=run", f"--out={tmp_path / 'out'}"])
 
@@ -42,6 +43,7 @@ def test_a_lam_with_other_levels_than_theirs_is_refused_before_anything_is_writt
     assert exported(architecture, levels=15, max_length=9_000) == 0  # as many levels
     files = {"config.json", "model.safetensors", "tokenizer.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
+    assert stop_tokens(tmp_path / "out", 19) == (3,)
 
 
 def test_a_full_disk_is_one_line(exported, tmp_path, monkeypatch, full_disk, capsys):

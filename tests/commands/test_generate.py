@@ -132,7 +132,6 @@ def test_a_tokenizer_that_is_too_small_is_told_and_its_ids_alone_are_taken(folde
     ("arguments", "message"),
     [
         (["--model={folder}", "--variant=x"], "--variant is for a run, but --model"),
-        (["--workdir={folder}", "--go_on"], "--go_on is of a --model: a run's text has no end"),
         (["--model={folder}/config.json"], "--model: .*config.json is not a folder: expected one with config.json, or"),
         (
             ["--model={folder}", "--tokenizer={folder}/../large"],
