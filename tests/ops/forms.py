@@ -241,8 +241,8 @@ FORMS = (
 
 
 def in_tiers(forms):
-    """The forms as a test's parameters: the fast tier has the chunkwise forms of log-linear attention, whose tree the bucket scores
-    share, and of the gated delta rule, and softmax attention; the rest is slow."""
+    """The forms as a test's parameters: the fast tier has the chunkwise forms of log-linear attention (whose tree is that of
+    bucket scores) and of the gated delta rule, and softmax attention; the rest is slow."""
     return [pytest.param(form, id=str(form), marks=() if _is_fast(form) else pytest.mark.slow) for form in forms]
 
 
