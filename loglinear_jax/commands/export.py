@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from loglinear_jax.runs.writing import replace_file
 
     quiet_libraries()
-    model, params, tokenizer, _, ends, *_ = trained_of_run(args, args.workdir)
+    model, params, tokenizer, _, ends, *_ = trained_of_run(args, args.workdir, stops=True)
     try:
         export_params(model.settings, params, args.architecture)  # before anything is made
         longest = model.settings.max_length

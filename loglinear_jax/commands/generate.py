@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     quiet_libraries()
     model, params, tokenizer, _, ends, *_ = load_trained(args, args.workdir, args.model, stops=not args.go_on)
-    stops = [] if args.go_on else [*ends]
+    stops = [*ends]
     if stop is not None:
         stops += (of_stop := tokenizer.encode(stop, add_special_tokens=False).ids)
         if len(of_stop) != 1:

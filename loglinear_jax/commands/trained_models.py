@@ -68,14 +68,14 @@ def _seeds(text: str) -> list[int] | str:
 def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, stops: bool = False) -> Trained:
     """The model of a run, or an external checkpoint; with --extend_lam for sequences of any length.
 
-    args: with the arguments of `add_trained_arguments`. stops: with the ids of which the config of a checkpoint says that a
-    text ends there. Raises BadInput or SettingError where one is not there, or they do not fit together.
+    args: with the arguments of `add_trained_arguments`. stops: with the ids at which a text ends: of a run's task.end_token,
+    or those in the config of a checkpoint. Raises BadInput or SettingError where one is not there, or they do not fit together.
     """
     from loglinear_jax.models import LanguageModel
 
     if model is None and args.tokenizer is not None:
         raise BadInput("--tokenizer is of an external checkpoint: a run has its own")
-    trained = trained_of_run(args, run) if model is None else _of_others(args, model, stops)
+    trained = trained_of_run(args, run, stops) if model is None else _of_others(args, model, stops)
     if (offset := getattr(trained.task, "target_offset", 1)) != 1:
         raise BadInput(
             f"{run} predicts the {trained.task.predicts} (task.target_offset={offset}): expected a model of the next token"
@@ -87,8 +87,8 @@ def load_trained(args: argparse.Namespace, run: Path | None, model: str | None, 
     return trained._replace(model=LanguageModel(settings))
 
 
-def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
-    """By --variant and --model_seed. Raises what `load_trained` raises."""
+def trained_of_run(args: argparse.Namespace, workdir: Path, stops: bool) -> Trained:
+    """By --variant and --model_seed. stops: as in `load_trained`, which also says what is raised."""
     from loglinear_jax.models import LanguageModel
     from loglinear_jax.runs.loading import load_run
     from loglinear_jax.text import load_tokenizer
@@ -113,8 +113,8 @@ def trained_of_run(args: argparse.Namespace, workdir: Path) -> Trained:
                 "%s: seed %s has no finite validation loss: its parameters are the initial ones", run.variant, seed
             )
     seeds = {seed: run.params(seed) for seed in wanted}
-    end = tokenizer.token_to_id(getattr(run.task, "end_token", ""))  # of a text without documents there is none
-    ends = () if end is None else (end,)
+    has_end = stops and hasattr(run.task, "end_token")  # a text without documents has none
+    ends = (tokenizer.token_to_id(run.task.end_token),) if has_end else ()
     return Trained(run.model, seeds[wanted[0]], tokenizer, str(run.workdir), ends, run.task, seeds)
 
 

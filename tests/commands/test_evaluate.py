@@ -133,8 +133,9 @@ def test_the_variants_of_a_run_on_its_own_documents(tmp_path, monkeypatch, capsy
     (document,) = record["measures"][0]["documents"]
     run = load_run(tmp_path / "run", "linear")
     corpus = run.task.data
-    trained = trained_of_run(argparse.Namespace(variant="linear", model_seed=None), tmp_path / "run")
-    assert trained.stop_tokens == (corpus.manifest["end_token"],)
+    for stops, ends in ((True, (corpus.manifest["end_token"],)), (False, ())):
+        trained = trained_of_run(argparse.Namespace(variant="linear", model_seed=None), tmp_path / "run", stops)
+        assert trained.stop_tokens == ends
     first, end = corpus.starts["test"][:2]
     losses = window_losses(run.model, run.params(0), corpus.test[first : end + 1].astype(np.int32)[None])
     assert document["sums"].keys() == {"linear", "mixer=softmax"}

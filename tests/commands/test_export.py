@@ -26,7 +26,7 @@ def exported(tmp_path, monkeypatch):
         settings, params = import_params(draw(config, levels=levels), config)
         model = LanguageModel(dataclasses.replace(settings, **changes))
         trained = Trained(model, params, load_tokenizer(str(tmp_path)), str(tmp_path), (3,))
-        monkeypatch.setattr(export, "trained_of_run", lambda *args: trained)
+        monkeypatch.setattr(export, "trained_of_run", lambda *args, **options: trained)
         return main(["export", "--workdir=run", f"--out={tmp_path / 'out'}"])
 
     return export_drawn

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 
 import numpy as np
@@ -62,6 +63,8 @@ def test_iterators_go_on_from_a_state():
     for _ in range(3):
         next(iterator)
     state = iterator.get_state()
+    with contextlib.closing(batches.iterate(40)) as later:
+        assert same(next(later), batches[40])
     expected = [next(iterator) for _ in range(3)]
     other = SeedBatches(TOKENS, **SETTINGS).iterate(0)
     next(other)
