@@ -7,7 +7,7 @@ import contextvars
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,14 @@ BY_ROW, BY_COLUMN = TILE.reduce(1), TILE.reduce(0)
 F32 = jnp.float32
 # Of the 227 KiB that a program may have; barriers, and arrays up to whole KiB, take a little.
 SHARED_MEMORY = 225 * 1024
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """What all kernels ask of the sizes of a problem."""
+
+    @property
+    def interpret(self) -> bool: ...
 
 
 # --- Shared memory ------------------------------------------------------------------------------------------------------
@@ -79,7 +87,7 @@ def products(*operands):
     return lax.optimization_barrier(pl.run_scoped(multiply, *(plgpu.ACC(shape, F32) for *_, shape in operands)))
 
 
-def add_products(start, factors: Sequence[tuple], shape: tuple[int, int], sizes: Sizes):
+def add_products(start, factors: Sequence[tuple], shape: tuple[int, int], sizes: Problem):
     """start + Σ x y over (x, y) of factors; start may be None. The interpreter's sums have no start: there it is added."""
 
     def multiply(sum_ref):
@@ -91,6 +99,21 @@ def add_products(start, factors: Sequence[tuple], shape: tuple[int, int], sizes:
 
     total = lax.optimization_barrier(pl.run_scoped(multiply, plgpu.ACC(shape, F32)))
     return start + total if start is not None and sizes.interpret else total
+
+
+def add_to_tiles(tiles, factors, sizes: Problem):
+    """tile + Σ x y over (x, y) of its own factors, for each tile; all products in flight together."""
+
+    def multiply(*sum_refs):
+        for sum_ref, tile, own in zip(sum_refs, tiles, factors, strict=True):
+            if not sizes.interpret:
+                sum_ref[...] = tile
+            for x, y in own:
+                plgpu.wgmma(sum_ref, x, y)
+        return tuple(sum_ref[...] for sum_ref in sum_refs)
+
+    sums = lax.optimization_barrier(pl.run_scoped(multiply, *(plgpu.ACC(tile.shape, F32) for tile in tiles)))
+    return tuple(tile + x for tile, x in zip(tiles, sums, strict=True)) if sizes.interpret else sums
 
 
 def add_product(sum_ref, x, y, staged) -> None:
@@ -143,7 +166,7 @@ def exp2_of_decay(x):
     return jnp.exp2(jnp.where(x > 0.0, 0.0, x))
 
 
-def write(ref, x, sizes: Sizes) -> None:
+def write(ref, x, sizes: Problem) -> None:
     """x into global memory. JAX 0.12 wants to be told that rows in bfloat16 may fill parts of its sectors."""
     if hasattr(plgpu, "store") and not sizes.interpret:
         plgpu.store(ref, x.astype(ref.dtype), optimized=False)
@@ -189,7 +212,7 @@ def launch(
     inputs: Mapping[str, Any],
     outputs: Mapping[str, jax.ShapeDtypeStruct | None],
     shared: Mapping[str, object],
-    sizes: Sizes,
+    sizes: Problem,
     *,
     warpgroups: int = 1,
     column_sums: int = 0,
@@ -235,7 +258,7 @@ def launch(
     return types.SimpleNamespace(**dict.fromkeys(outputs) | dict(zip(results, found, strict=True)))
 
 
-def limit_registers(number: int, action: str, sizes: Sizes) -> None:
+def limit_registers(number: int, action: str, sizes: Problem) -> None:
     """Sets how many registers each thread of this warpgroup has: those that only fetch need few. The interpreter has none."""
     if not sizes.interpret:
         plgpu.set_max_registers(number, action=action)

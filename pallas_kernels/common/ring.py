@@ -10,6 +10,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
+def ring_barriers(depth: int, filled_by: int, used_by: int):
+    """(full, empty) of a `Ring`. filled_by: how many copies, or arrivals, fill a slot; used_by: how many warpgroups use it."""
+    return tuple(plgpu.Barrier(num_arrivals=number, num_barriers=depth) for number in (filled_by, used_by))
+
+
 @dataclasses.dataclass(frozen=True)
 class Ring:
     """full, empty: barriers, one a slot: all of it has been fetched; all have used it. depth: how many slots there are.

@@ -131,7 +131,7 @@ def _kernels(hopper: bool):
     """The functions `_forward` and `_backward`, or those for Hopper."""
     if not hopper:
         return _forward, _backward
-    from pallas_kernels.delta import hopper as kernels  # which only JAX from 0.11.2 on can import
+    from pallas_kernels.delta.hopper import one_state as kernels  # which only JAX from 0.11.2 on can import
 
     return varying(kernels.forward), varying(kernels.backward)
 

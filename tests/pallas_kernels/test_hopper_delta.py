@@ -56,9 +56,9 @@ def test_outputs_states_and_gradients(shape):
 
 @pytest.mark.slow
 def test_more_chunks_than_programs(monkeypatch):
-    from pallas_kernels.delta import hopper
+    from pallas_kernels.delta.hopper import one_state
 
-    monkeypatch.setattr(hopper, "gpu", lambda: support.Gpu((9, 0), 227 * 1024, 2, "two multiprocessors"))
+    monkeypatch.setattr(one_state, "gpu", lambda: support.Gpu((9, 0), 227 * 1024, 2, "two multiprocessors"))
     check(inputs_of((1, 448, 1, 1, 64, 128)))
 
 
@@ -130,7 +130,7 @@ def test_another_mosaic_leaves_the_work_to_triton(compiling_for_a_gpu, monkeypat
         backends._raised_by.cache_clear()
         jax.clear_caches()  # what was traced is not tried again
         if missing:
-            monkeypatch.delattr(f"pallas_kernels.delta.hopper.{missing}")
+            monkeypatch.delattr(f"pallas_kernels.delta.hopper.one_state.{missing}")
         with as_if_on(GPUS["9.0"]):
             reason = one_state._why_no_hopper(64, 64, jnp.bfloat16, 64)
             assert (message in reason) if message else reason is None

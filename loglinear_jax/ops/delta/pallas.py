@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -73,11 +75,15 @@ def _attend(q, k, v, log_decay, beta, lam, begin, inside: int, heights: int, chu
     if not heights:
         return out, None
     reads, lost, states = of_chunks
-    nodes = pallas_kernels.join_tree(_log_decay_of_chunks(log_decay, chunk_size), lost, states, precision=precision)
-    out = pallas_kernels.read_tree(out, reads, lam[..., inside : inside + heights], *nodes, precision=precision)
-    decay, lost, states = (x.reshape(len(q), q.shape[2], -1, *x.shape[2:]) for x in nodes)
+    log_decay, lam = _log_decay_of_chunks(log_decay, chunk_size), lam[..., inside : inside + heights]
+    join = functools.cache(lambda: pallas_kernels.join_tree(log_decay, lost, states, precision=precision))
+    if pallas_kernels.scans_levels(reads, states):
+        out = pallas_kernels.scan_levels(out, reads, lam, jnp.exp(log_decay), lost, states)
+    else:
+        out = pallas_kernels.read_tree(out, reads, lam, *join(), precision=precision)
 
     def left_node_of(chunk):
+        decay, lost, states = (x.reshape(len(q), q.shape[2], -1, *x.shape[2:]) for x in join())
         return lambda height: node_at((Maps(decay, lost), states), jnp.maximum((chunk >> height << height) - 1, 0))
 
     return out, left_node_of

@@ -28,7 +28,6 @@ from pallas_kernels.common.launch import call
 from pallas_kernels.common.mosaic import (
     BLOCK,
     BY_COLUMN,
-    BY_ROW,
     F32,
     PAIRS,
     TILE,
@@ -54,6 +53,7 @@ from pallas_kernels.common.partition import of_no_axes
 from pallas_kernels.common.ring import Ring
 from pallas_kernels.common.support import gpu
 from pallas_kernels.delta.chunks import ChunkSizes, ChunkSpecs, ChunkTiles, decays_gradient, decays_of_ends, inverse_of
+from pallas_kernels.delta.hopper.place import Place, fetch_parts, load_by_row, load_tile
 
 INVERSE, PRODUCTS = range(2)
 VECTORS = DECAY, SINCE, UNTIL, BETA = range(4)
@@ -107,59 +107,6 @@ def _pairs_kernel(q_ref, k_ref, decay_ref, beta_ref, pairs_ref, vectors_ref, *, 
         vectors_ref[place, :] = vector
 
 
-class _Place:
-    """Where the parts of a head's chunk are in global memory. columns: a block of 64 values."""
-
-    def __init__(self, sizes: ChunkSizes, sequence_and_head):
-        self.sizes = sizes
-        self.sequence, self.head = lax.div(sequence_and_head, sizes.heads), lax.rem(sequence_and_head, sizes.heads)
-        self.group = lax.div(self.head, sizes.group_heads)
-
-    @staticmethod
-    def columns(block):
-        return pl.ds(block * BLOCK, BLOCK)
-
-    def tokens(self, chunk):
-        return pl.ds(chunk * BLOCK, BLOCK)
-
-    def keys(self, ref, chunk):
-        """[C, K] of an array [B, T, G, K]."""
-        return ref.at[self.sequence, self.tokens(chunk), self.group]
-
-    def values(self, ref, chunk, block):
-        """[C, 64] of an array [B, T, H, V]."""
-        return ref.at[self.sequence, self.tokens(chunk), self.head, self.columns(block)]
-
-    def by_token(self, ref, chunk):
-        """[C] of an array [B, H, T]."""
-        return ref.at[self.sequence, self.head, self.tokens(chunk)]
-
-    def whole(self, ref, chunk):
-        """What an array [B, H, N, ...] has of a chunk."""
-        return ref.at[self.sequence, self.head, chunk]
-
-    def of_chunk(self, ref, chunk, block):
-        """[rows, 64] of an array [B, H, N, rows, V]."""
-        return ref.at[self.sequence, self.head, chunk, :, self.columns(block)]
-
-    def state(self, ref, block):
-        """[K, 64] of an array [B, H, K, V]."""
-        return ref.at[self.sequence, self.head, :, self.columns(block)]
-
-
-def _fetch(pairs, barrier) -> None:
-    for source, target in pairs:
-        plgpu.copy_gmem_to_smem(source, target, barrier)
-
-
-def _by_row(ref):
-    return plgpu.load(ref, layout=BY_ROW)
-
-
-def _tile(ref):
-    return plgpu.load(ref, layout=TILE).astype(F32)
-
-
 # --- From chunk to chunk ----------------------------------------------------------------------------------------------
 # A program has 64 columns of a head's values, and goes over all chunks. A warpgroup carries the state, another does what the
 # next state does not wait for.
@@ -174,7 +121,7 @@ def _slots(sizes: ChunkSizes, values: str, depth: int):
     return of_keys | of_pairs | dict(vectors=plain(depth, len(VECTORS), BLOCK))
 
 
-def _fetch_chunks(ring: Ring, ref, shared, values: str, own: _Place, block, chunk_of) -> None:
+def _fetch_chunks(ring: Ring, ref, shared, values: str, own: Place, block, chunk_of) -> None:
     """All chunks of a head, of values the columns of a block; chunk_of: the number of a chunk, from how many were fetched."""
 
     def fetch(count, _):
@@ -185,7 +132,7 @@ def _fetch_chunks(ring: Ring, ref, shared, values: str, own: _Place, block, chun
             vectors=own.whole(ref.vectors, chunk),
             q=own.keys(ref.q, chunk),
         ) | {values: own.values(getattr(ref, values), chunk, block)}
-        _fetch([(source, getattr(shared, name).at[slot]) for name, source in parts.items()], ring.full_at(slot))
+        fetch_parts([(source, getattr(shared, name).at[slot]) for name, source in parts.items()], ring.full_at(slot))
 
     lax.fori_loop(0, own.sizes.num_chunks, fetch, None)
     ring.drain(own.sizes.num_chunks)
@@ -198,7 +145,7 @@ def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
     depth = most_slots(num_bytes(once), num_bytes(_slots(sizes, "v", 1)), 4)
 
     def body(ref, shared):
-        own, block, worker = _Place(sizes, program_index("head")), program_index("block"), worker_index()
+        own, block, worker = Place(sizes, program_index("head")), program_index("block"), worker_index()
         ring, states = Ring(*shared.of_ring, depth), Ring(*shared.of_states, 2)
 
         @pl.when(worker == FETCH)
@@ -218,13 +165,13 @@ def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(states.full_at(place))
                 found = product(k, shared.states.at[place], PAIRS)
-                beta = _by_row(vectors.at[BETA])
-                erased = rowwise(-beta * _by_row(vectors.at[SINCE]), PAIRS) * found
-                values[...] = rounded(rowwise(beta, PAIRS) * _tile(values) + erased, values.dtype)
+                beta = load_by_row(vectors.at[BETA])
+                erased = rowwise(-beta * load_by_row(vectors.at[SINCE]), PAIRS) * found
+                values[...] = rounded(rowwise(beta, PAIRS) * load_tile(values) + erased, values.dtype)
                 plgpu.commit_smem()
                 writes = product(inverse, values, PAIRS)
                 inverse[...] = rounded(writes, inverse.dtype)
-                at_end = rowwise(_by_row(vectors.at[UNTIL]), PAIRS) * writes
+                at_end = rowwise(load_by_row(vectors.at[UNTIL]), PAIRS) * writes
                 shared.at_end[...] = rounded(at_end, shared.at_end.dtype)
                 plgpu.commit_smem()
                 plgpu.barrier_arrive(shared.written.at[slot])
@@ -244,7 +191,7 @@ def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
                 if keep:
                     plgpu.copy_smem_to_gmem(shared.states.at[place], own.of_chunk(ref.before, chunk, block))
                 of_state = product(shared.q.at[slot], shared.states.at[place], PAIRS)
-                of_state = rowwise(_by_row(shared.vectors.at[slot, SINCE]), PAIRS) * of_state
+                of_state = rowwise(load_by_row(shared.vectors.at[slot, SINCE]), PAIRS) * of_state
                 plgpu.barrier_wait(shared.written.at[slot])
                 if keep:
                     plgpu.copy_smem_to_gmem(writes, own.of_chunk(ref.writes, chunk, block))
@@ -285,7 +232,7 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
     depth = most_slots(num_bytes(once), num_bytes(_slots(sizes, "do", 1)), 4)
 
     def body(ref, shared):
-        own, block, worker = _Place(sizes, program_index("head")), program_index("block"), worker_index()
+        own, block, worker = Place(sizes, program_index("head")), program_index("block"), worker_index()
         ring = Ring(*shared.of_ring, depth)
 
         @pl.when(worker == FETCH)
@@ -301,7 +248,7 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
                 slot = ring.to_use(count)
                 products, do = shared.pairs.at[slot, PRODUCTS], shared.do.at[slot]
                 d_read = product(products.T, do, PAIRS)
-                of_query = rowwise(-_by_row(shared.vectors.at[slot, SINCE]), PAIRS) * _tile(do)
+                of_query = rowwise(-load_by_row(shared.vectors.at[slot, SINCE]), PAIRS) * load_tile(do)
                 plgpu.commit_smem()  # all warps have multiplied what is overwritten
                 products[...] = rounded(d_read, products.dtype)
                 do[...] = rounded(of_query, do.dtype)
@@ -323,12 +270,12 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
                 shared.d_state[...] = rounded(-negative, shared.d_state.dtype)
                 plgpu.commit_smem()
                 plgpu.copy_smem_to_gmem(shared.d_state, own.of_chunk(ref.d_after, chunk, block))
-                kept = rowwise(_by_row(vectors.at[UNTIL]), PAIRS) * product(k, shared.d_state, PAIRS)
+                kept = rowwise(load_by_row(vectors.at[UNTIL]), PAIRS) * product(k, shared.d_state, PAIRS)
                 plgpu.barrier_wait(shared.prepared.at[slot])
-                found[...] = rounded(_tile(found) + kept, found.dtype)
+                found[...] = rounded(load_tile(found) + kept, found.dtype)
                 plgpu.commit_smem()
                 solved = product(inverse.T, found, PAIRS)
-                of_key = rowwise(_by_row(vectors.at[SINCE]) * _by_row(vectors.at[BETA]), PAIRS) * solved
+                of_key = rowwise(load_by_row(vectors.at[SINCE]) * load_by_row(vectors.at[BETA]), PAIRS) * solved
                 shared.out[...] = rounded(solved, shared.out.dtype)
                 shared.of_key[...] = rounded(of_key, shared.of_key.dtype)
                 plgpu.commit_smem()
@@ -408,7 +355,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
 
         def unit(number):
             index = program + number * programs
-            return _Place(sizes, lax.div(index, sizes.num_chunks)), lax.rem(index, sizes.num_chunks)
+            return Place(sizes, lax.div(index, sizes.num_chunks)), lax.rem(index, sizes.num_chunks)
 
         @pl.when(worker == fetch_worker)
         def _fetch_all():
@@ -423,7 +370,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                         (own.keys(getattr(ref, x), chunk).at[:, own.columns(row)], getattr(shared, x).at[slot, row])
                         for x in "qk"
                     ]
-                _fetch(parts, of_keys.full_at(slot))
+                fetch_parts(parts, of_keys.full_at(slot))
                 for block in range(value_blocks):
                     slot = of_states.to_fill(number * value_blocks + block)
                     parts = [
@@ -440,7 +387,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                             )
                             for x in states
                         ]
-                    _fetch(parts, of_states.full_at(slot))
+                    fetch_parts(parts, of_states.full_at(slot))
 
             lax.fori_loop(0, own_units, fetch, None)
             of_keys.drain(own_units)
@@ -455,7 +402,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
             def one_unit(number, _):
                 own, chunk = unit(number)
                 slot = of_keys.to_use(number)
-                beta = _by_row(shared.vectors.at[slot, BETA])
+                beta = load_by_row(shared.vectors.at[slot, BETA])
                 d_products = d_system = None
                 d_beta = zeros_by_row()
                 for block in range(value_blocks):
@@ -463,8 +410,8 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                     written = shared.writes.at[here].T
                     d_products = add_products(d_products, [(shared.do.at[here], written)], PAIRS, sizes)
                     d_system = add_products(d_system, [(shared.solved.at[here], written)], PAIRS, sizes)
-                    solved = _tile(shared.solved.at[here])
-                    d_beta += jnp.sum(solved * _tile(shared.v.at[here]), axis=1)
+                    solved = load_tile(shared.solved.at[here])
+                    d_beta += jnp.sum(solved * load_tile(shared.v.at[here]), axis=1)
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     shared.dv[...] = (rowwise(beta, PAIRS) * solved).astype(shared.dv.dtype)
                     plgpu.commit_smem()
@@ -472,7 +419,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                     plgpu.copy_smem_to_gmem(shared.dv, own.values(ref.dv, chunk, block))
                 decay = shared.vectors.at[slot, DECAY]
                 by_row, by_column = (
-                    rowwise(_by_row(decay), PAIRS),
+                    rowwise(load_by_row(decay), PAIRS),
                     columnwise(plgpu.load(decay, layout=BY_COLUMN), PAIRS),
                 )
                 between = jnp.where(row >= column, exp2_of_decay(by_row - by_column), 0.0)
@@ -514,7 +461,7 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                     d_reads = add_products(d_reads, [(shared.do.at[here], before.T)], PAIRS, sizes)
                     d_end = add_products(d_end, [(shared.writes.at[here], d_after.T)], PAIRS, sizes)
                     d_start = add_products(d_start, [(shared.solved.at[here], before.T)], PAIRS, sizes)
-                    of_state += jnp.sum(_tile(before) * _tile(d_after), axis=1)
+                    of_state += jnp.sum(load_tile(before) * load_tile(d_after), axis=1)
                     plgpu.commit_smem()  # what has been read may be overwritten
                     of_states.release(here)
                 ref.of_state.at[own.sequence, own.head, chunk, own.columns(worker)][...] = of_state
@@ -524,10 +471,10 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
                 def part(x):
                     return x.at[own.sequence, own.head, worker, own.tokens(chunk)]
 
-                part(ref.of_query)[...] = jnp.sum(d_reads * _tile(q), axis=1)
-                part(ref.of_end)[...] = jnp.sum(d_end * _tile(k), axis=1)
-                part(ref.of_start)[...] = jnp.sum(d_start * _tile(k), axis=1)
-                since, until, beta = (_by_row(shared.vectors.at[slot, x]) for x in (SINCE, UNTIL, BETA))
+                part(ref.of_query)[...] = jnp.sum(d_reads * load_tile(q), axis=1)
+                part(ref.of_end)[...] = jnp.sum(d_end * load_tile(k), axis=1)
+                part(ref.of_start)[...] = jnp.sum(d_start * load_tile(k), axis=1)
+                since, until, beta = (load_by_row(shared.vectors.at[slot, x]) for x in (SINCE, UNTIL, BETA))
                 dq = rowwise(since, PAIRS) * d_reads
                 erased = rowwise(since * beta, PAIRS) * d_start
                 dk = rowwise(until, PAIRS) * d_end - erased
