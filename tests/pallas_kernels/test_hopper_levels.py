@@ -60,6 +60,19 @@ def test_more_chunks_than_programs(monkeypatch):
     assert_exact_enough("bf16", range(7), found, expected, floor=1e-3)
 
 
+@pytest.mark.slow
+def test_three_passes(monkeypatch):
+    """Of one level a warpgroup, as three passes of full size need 257 chunks."""
+    from pallas_kernels.delta.hopper import passes
+
+    monkeypatch.setattr(passes, "MOST_LEVELS", 2)
+    monkeypatch.setattr(passes, "OF_WORKER", 1)
+    for num_chunks in (18, 32):
+        inputs = inputs_of((1, 1, num_chunks, 64, 40, 64))
+        found, expected = results(pallas_kernels.scan_levels, inputs), exact_results(exact, inputs)
+        assert_exact_enough("bf16", range(7), found, expected, floor=1e-3)
+
+
 @pytest.mark.parametrize("heights", range(1, 20))
 def test_passes_share_the_levels_and_all_but_the_last_hand_on(heights):
     from pallas_kernels.delta.hopper.passes import MOST_LEVELS, passes_for
