@@ -11,7 +11,7 @@ from pallas_kernels.common.launch import with_standard_promotion
 from pallas_kernels.common.support import UnsupportedError, interpret, interpreting, runs_on_gpu
 from pallas_kernels.common.tiles import MIN_TILE
 from pallas_kernels.delta.chunks import delta_chunks
-from pallas_kernels.delta.levels import scan_levels, scans_levels
+from pallas_kernels.delta.levels import read_levels
 from pallas_kernels.delta.one_state import delta_scan
 from pallas_kernels.delta.tiles import delta_chunk
 from pallas_kernels.delta.tree import join_tree, read_tree
@@ -44,10 +44,9 @@ __all__ = [
     "interpreting",
     "join_tree",
     "lam_mlp",
+    "read_levels",
     "read_tree",
     "runs_on_gpu",
-    "scan_levels",
-    "scans_levels",
     "swiglu",
     "with_standard_promotion",
 ]

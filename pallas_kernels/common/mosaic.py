@@ -30,7 +30,7 @@ SHARED_MEMORY = 225 * 1024
 
 @runtime_checkable
 class Problem(Protocol):
-    """What all kernels ask of the sizes of a problem."""
+    """Sizes of a problem, of which all kernels need to know this."""
 
     @property
     def interpret(self) -> bool: ...

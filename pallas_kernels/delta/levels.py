@@ -1,4 +1,5 @@
-"""The delta rule's states of all levels, carried from chunk to chunk; on Hopper GPUs, instead of the tree of `delta.tree`."""
+"""What tokens read of the delta rule's states of all levels before their chunks: by kernels for Hopper GPUs that carry these
+states from chunk to chunk, or by the tree of `delta.tree`."""
 
 from __future__ import annotations
 
@@ -6,68 +7,78 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.backends import BACKENDS, trace_both_passes, why_mosaic_changed
 from pallas_kernels.common.launch import HeadAxes, fold_mapped_axes, pad, varying
 from pallas_kernels.common.support import UnsupportedError, interpreting
-from pallas_kernels.delta.tree import MapSizes, map_sizes
+from pallas_kernels.delta.tree import MapSizes, join_tree, map_sizes, read_tree
 
 CHUNK = 64
+# Of the highest levels, which are carried over all chunks one after the other: with half as many the tree would take as long.
+FEWEST_PROGRAMS = 64
 
 
-def scan_levels(
+def read_levels(
     inside: Float[Array, "B T H V"],
     reads: Float[Array, "B H N C K"],
     lam: Float[Array, "B T H heights"],
-    decay: Float[Array, "B H N"],
+    log_decay: Float[Array, "B H N"],
     lost: Float[Array, "B H N K K"],
     states: Float[Array, "B H N K V"],
+    *,
+    precision: PrecisionLike = None,
+    hopper: bool | None = None,
 ) -> Float[Array, "B T H V"]:
     """o of every token: inside + Σ over the states before its chunk of λ · reads · state. A chunk makes γ S - D S of a state S.
 
     Args:
-      inside: [B, T, H, V] float32.
-      reads: [B, H, N, C, K] bfloat16, C = 64, N = T / C > 1; K and V from 33 to 128.
-      lam: [B, T, H, heights] float32, heights = bit_length(N - 1).
-      decay, lost, states: of each chunk by itself, γ [B, H, N] float32, D [B, H, N, K, K] and states [B, H, N, K, V] bfloat16.
+      inside, reads, lam, precision: as in `read_tree`; N = T / C > 1, heights = bit_length(N - 1).
+      log_decay, lost, states: of each chunk by itself, as in `join_tree`; finite at N - 1, too, though no chunk reads these.
+      hopper: whether the kernels for Hopper GPUs run, which take chunks of 64 tokens in bfloat16, K and V from 33 to 128. None:
+        where they can and are faster, but not in the interpreter.
 
     Returns o [B, T, H, V] in the dtype of reads. Differentiable in reverse mode, and batched by vmap, to any depth.
 
-    Raises UnsupportedError on other GPUs than Hopper, and for other sizes.
+    Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
-    key_dim, value_dim = states.shape[3:]
-    reason = _why_not(key_dim, value_dim, reads.dtype, reads.shape[3])
+    batch, heads, _, chunk, key_dim = reads.shape
+    value_dim = states.shape[4]
+    reason = _why_no_hopper(key_dim, value_dim, reads.dtype, chunk)
+    if hopper is None:
+        programs = batch * heads * -(-value_dim // CHUNK)
+        hopper = reason is None and not interpreting() and programs >= FEWEST_PROGRAMS
+    if not hopper:
+        nodes = join_tree(log_decay, lost, states, precision=precision)
+        return read_tree(inside, reads, lam, *nodes, precision=precision)
     if reason is not None:
         raise UnsupportedError(reason)
-    sizes = map_sizes(lost, states, CHUNK, None)
+    sizes = map_sizes(lost, states, chunk, precision)
     keys, values = sizes.key_dim, sizes.value_dim
     out = _differentiable(sizes)(
         pad(inside, (3, values)),
         pad(reads, (4, keys)),
         jnp.moveaxis(lam, 1, 3),
-        decay,
+        jnp.exp(log_decay),
         pad(lost, (3, keys), (4, keys)),
         pad(states, (3, keys), (4, values)),
     )
     return out[..., :value_dim]
 
 
-def scans_levels(reads: Float[Array, "B H N C K"], states: Float[Array, "B H N K V"]) -> bool:
-    """Whether `scan_levels` can run, and not only in the interpreter."""
-    return not interpreting() and _why_not(*states.shape[3:], reads.dtype, reads.shape[3]) is None
-
-
-def _why_not(key_dim: int, value_dim: int, dtype: DTypeLike, chunk_size: int) -> str | None:
+def _why_no_hopper(key_dim: int, value_dim: int, dtype: DTypeLike, chunk_size: int) -> str | None:
+    """Why the kernels for Hopper cannot run; None if they can."""
     if chunk_size != CHUNK:
-        return f"chunk_size is {chunk_size}: the kernels that carry all levels take {CHUNK}"
+        return f"chunk_size is {chunk_size}: the kernels of the delta rule for Hopper take {CHUNK}"
     return BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size) or why_mosaic_changed(_try_hopper)
 
 
 def _try_hopper() -> None:
     maps, inside = jnp.zeros((1, 1, 2, 64, 64), jnp.bfloat16), jnp.zeros((1, 128, 1, 64))
-    trace_both_passes(scan_levels, inside, maps, inside[..., :1], jnp.zeros((1, 1, 2)), maps, maps)
+    read = functools.partial(read_levels, hopper=True)
+    trace_both_passes(read, inside, maps, inside[..., :1], jnp.zeros((1, 1, 2)), maps, maps)
 
 
 @functools.cache

@@ -105,10 +105,11 @@ def test_grids_by_triton(operation, sizes):
 
 @needs_hopper_kernels
 @pytest.mark.parametrize("sizes", FEW_AND_MANY)
-@pytest.mark.parametrize(("operation", "kernels"), [("attention", 7), ("gated_delta", 3)])
+@pytest.mark.parametrize(("operation", "kernels"), [("attention", 7), ("gated_delta", 3), ("delta", 3)])
 def test_grids_for_hopper(operation, kernels, sizes, monkeypatch):
     from pallas_kernels.common import mosaic
 
+    monkeypatch.setattr(pallas_kernels.delta.levels, "FEWEST_PROGRAMS", 1)
     grids, kernel = {}, mosaic.plgpu.kernel
 
     def recording(*args, grid, kernel_name, **kwargs):

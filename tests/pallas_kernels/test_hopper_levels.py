@@ -14,6 +14,7 @@ import pallas_kernels
 from pallas_kernels import UnsupportedError
 from pallas_kernels.attention.backends import BACKENDS
 from pallas_kernels.common import support
+from pallas_kernels.delta import levels
 from pallas_kernels.delta.tree import MapSizes
 from tests.ops.inputs import relative_error
 from tests.pallas_kernels.modes import assert_exact_enough, exact_results, results, value_and_gradients
@@ -28,7 +29,8 @@ SHAPES = {  # B, H, N, C, K, V
     "two chunks": (1, 1, 2, 64, 64, 64),
     "three chunks, wide": (1, 1, 3, 64, 128, 128),
     "all levels in a pass, dims that are no powers of two": (2, 2, 7, 64, 40, 100),
-    "two passes, the last segment is a part": (1, 1, 20, 64, 64, 64),
+    "four levels in a pass, wide keys": (1, 1, 16, 64, 128, 64),
+    "two passes, the last segment is a part": (1, 1, 17, 64, 64, 64),
     "two passes, whole segments": (1, 1, 32, 64, 64, 64),
 }
 
@@ -38,6 +40,10 @@ def inputs_of(shape, seed=0):
     return [inside, reads, lam, decay, 0.5 * lost, states]  # so small that states do not grow over many chunks
 
 
+def scan(inside, reads, lam, decay, lost, states):
+    return pallas_kernels.read_levels(inside, reads, lam, jnp.log(decay), lost, states, hopper=True)
+
+
 def exact(inside, reads, lam, decay, lost, states):
     return node_by_node(inside, reads, lam, *joined(jnp.log(decay), lost, states))
 
@@ -45,7 +51,7 @@ def exact(inside, reads, lam, decay, lost, states):
 @pytest.mark.parametrize("shape", fast_alone(SHAPES, "two chunks"))
 def test_outputs_and_gradients(shape):
     inputs = inputs_of(SHAPES[shape])
-    found = results(pallas_kernels.scan_levels, inputs)
+    found = results(scan, inputs)
     assert [x.dtype for x in found[1:]] == [x.dtype for x in inputs]
     assert_exact_enough("bf16", range(7), found, exact_results(exact, inputs), floor=1e-3)
 
@@ -56,7 +62,7 @@ def test_more_chunks_than_programs(monkeypatch):
 
     monkeypatch.setattr(level_gradients, "gpu", lambda: support.Gpu((9, 0), 227 * 1024, 2, "two multiprocessors"))
     inputs = inputs_of((1, 1, 5, 64, 64, 128))
-    found, expected = results(pallas_kernels.scan_levels, inputs), exact_results(exact, inputs)
+    found, expected = results(scan, inputs), exact_results(exact, inputs)
     assert_exact_enough("bf16", range(7), found, expected, floor=1e-3)
 
 
@@ -67,10 +73,14 @@ def test_three_passes(monkeypatch):
 
     monkeypatch.setattr(passes, "MOST_LEVELS", 2)
     monkeypatch.setattr(passes, "OF_WORKER", 1)
+    levels._differentiable.cache_clear()
+    jax.clear_caches()  # what was traced with the usual passes
     for num_chunks in (18, 32):
         inputs = inputs_of((1, 1, num_chunks, 64, 40, 64))
-        found, expected = results(pallas_kernels.scan_levels, inputs), exact_results(exact, inputs)
+        found, expected = results(scan, inputs), exact_results(exact, inputs)
         assert_exact_enough("bf16", range(7), found, expected, floor=1e-3)
+    levels._differentiable.cache_clear()
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("heights", range(1, 20))
@@ -87,15 +97,19 @@ def test_passes_share_the_levels_and_all_but_the_last_hand_on(heights):
 @pytest.mark.slow
 def test_lam_of_levels_that_a_chunk_does_not_have_may_be_nan():
     inside, reads, lam, *nodes = inputs_of((1, 1, 4, 64, 64, 64))
-    has_level = np.arange(256)[:, None] // 64 >> np.arange(2) & 1 == 1
-    lam = jnp.where(has_level[None, :, None], lam, jnp.nan)
-    assert all(jnp.isfinite(x).all() for x in results(pallas_kernels.scan_levels, (inside, reads, lam, *nodes)))
+    has_level = (np.arange(256)[:, None] // 64 >> np.arange(2) & 1 == 1)[None, :, None]
+    found, expected = (
+        results(scan, (inside, reads, jnp.where(has_level, lam, other), *nodes)) for other in (jnp.nan, 0.0)
+    )
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert not jnp.where(has_level, 0.0, found[3]).any()
 
 
 @pytest.mark.slow
 def test_the_whole_attention(monkeypatch):
     """Log decays of -inf, which end a document, included."""
-    monkeypatch.setattr(pallas_kernels, "scans_levels", lambda *_: True)
+    monkeypatch.setattr(pallas_kernels, "read_levels", functools.partial(pallas_kernels.read_levels, hopper=True))
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)  # noqa: E731
     q, k, v = draw(1, 300, 1, 64), draw(1, 300, 1, 64), draw(1, 300, 2, 64)
@@ -111,32 +125,30 @@ def test_the_whole_attention(monkeypatch):
 
 
 @pytest.mark.slow
-def test_vmap_over_some_arguments_is_a_loop():
+def test_vmap_over_some_arguments_gives_what_a_loop_gives():
     seeds = [inputs_of((1, 2, 3, 64, 64, 64), seed) for seed in range(2)]
     inside, rest = seeds[0][0], [jnp.stack(x) for x in list(zip(*seeds, strict=True))[1:]]
-    alone = functools.partial(value_and_gradients, pallas_kernels.scan_levels)
+    alone = functools.partial(value_and_gradients, scan)
     found = jax.tree.leaves(jax.jit(jax.vmap(alone, in_axes=((None, *[0] * 5),)))((inside, *rest)))
     for index in range(2):
-        own = results(pallas_kernels.scan_levels, (inside, *(x[index] for x in rest)))
+        own = results(scan, (inside, *(x[index] for x in rest)))
         for a, b in zip(found, own, strict=True):
             assert relative_error(a[index], b) < 1e-3
 
 
 @pytest.mark.parametrize("x64", [False, True])
-def test_runs_on_hopper_where_it_can(x64, compiling_for_a_gpu, monkeypatch):
+def test_runs_on_hopper_where_it_can_and_pays(x64, compiling_for_a_gpu, monkeypatch):
     monkeypatch.setattr(support, "compute_capability", lambda: (9, 0))
-    rng = np.random.default_rng(0)
-    for dim in (64, 32):
-        q = jnp.asarray(rng.normal(size=(1, 192, 2, dim)), jnp.bfloat16)
-        of_head = jnp.zeros((1, 192, 2))
-        inputs = q, q, q, of_head, of_head, jnp.zeros((1, 192, 2, 9))
+    for heads, dim in ((64, 64), (64, 32), (63, 64)):
+        q, of_head = jnp.zeros((1, 192, heads, dim), jnp.bfloat16), jnp.zeros((1, 192, heads))
+        inputs = q, q, q, of_head, of_head, jnp.zeros((1, 192, heads, 9))
         run = functools.partial(loglinear_jax.log_linear_delta_attention, implementation="pallas")
         with jax.enable_x64(x64):
             traced = jax.jit(functools.partial(value_and_gradients, run)).trace(inputs)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
-        for name in ("hopper_delta_levels", "hopper_delta_levels_back", "hopper_delta_level_gradients"):
-            assert (name in text) == (dim == 64)
-        assert ("tree_reads" in text) == (dim == 32)
+        for name in ("levels_mosaic", "levels_back", "level_gradients"):
+            assert (f"hopper_delta_{name}" in text) == ((heads, dim) == (64, 64))
+        assert ("tree_reads" in text) == ((heads, dim) != (64, 64))
 
 
 @pytest.mark.parametrize(
@@ -144,26 +156,26 @@ def test_runs_on_hopper_where_it_can(x64, compiling_for_a_gpu, monkeypatch):
 )
 def test_what_the_kernels_do_not_take_is_named(shape, message):
     with pytest.raises(UnsupportedError, match=message):
-        pallas_kernels.scan_levels(*inputs_of(shape))
+        scan(*inputs_of(shape))
 
 
 def test_sharded_with_checked_axes(compiling_for_a_gpu, monkeypatch):
     monkeypatch.setattr(BACKENDS["hopper"], "device", lambda: None)
     inputs = [np.asarray(x) for x in inputs_of((4, 2, 2, 64, 64, 64))]
     mesh, spec = Mesh(np.array(jax.devices("cpu")[:4]), ("batch",)), PartitionSpec("batch")
-    shared = jax.shard_map(pallas_kernels.scan_levels, mesh=mesh, in_specs=spec, out_specs=spec)
+    shared = jax.shard_map(scan, mesh=mesh, in_specs=spec, out_specs=spec)
     found = jax.tree.leaves(jax.eval_shape(functools.partial(value_and_gradients, shared), inputs))
     assert [x.shape for x in found] == [inputs[0].shape, *(x.shape for x in inputs)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_chunks", [300, 512])
-def test_three_passes_are_as_the_tree(num_chunks):
+@pytest.mark.parametrize("num_chunks", [128, 300, 1025])
+def test_many_chunks_are_as_by_the_tree(num_chunks):
     def by_tree(inside, reads, lam, decay, lost, states):
         return pallas_kernels.read_tree(inside, reads, lam, *pallas_kernels.join_tree(jnp.log(decay), lost, states))
 
     inputs = inputs_of((1, 2, num_chunks, 64, 128, 128))
-    for x, y in zip(results(pallas_kernels.scan_levels, inputs), results(by_tree, inputs), strict=True):
+    for x, y in zip(results(scan, inputs), results(by_tree, inputs), strict=True):
         assert relative_error(x, y) < 2e-2
 
 
@@ -171,7 +183,7 @@ def test_three_passes_are_as_the_tree(num_chunks):
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)])
 def test_the_same_bits_each_time(dims):
     run, inputs = (
-        jax.jit(functools.partial(value_and_gradients, pallas_kernels.scan_levels)),
+        jax.jit(functools.partial(value_and_gradients, scan)),
         inputs_of((2, 8, 64, 64, *dims)),
     )
     first = run(inputs)

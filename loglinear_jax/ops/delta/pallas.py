@@ -28,7 +28,8 @@ def is_best(q, k, v, chunk_size=None, precision=None) -> bool:
 
 def attend(q, k, v, log_decay, beta, lam, start, *, return_state, chunk_size=None, precision=None):
     chunk_size = _required_chunk(q, v, chunk_size, precision)
-    return by_chunks(_attend, (q, k, v, log_decay, beta, lam), start, return_state, chunk_size, precision)
+    attend = functools.partial(_attend, return_state=return_state)
+    return by_chunks(attend, (q, k, v, log_decay, beta, lam), start, return_state, chunk_size, precision)
 
 
 def one_state(q, k, v, log_decay, beta, start, *, return_state, chunk_size=None, precision=None):
@@ -62,8 +63,10 @@ def _log_decay_of_chunks(log_decay: Float[Array, "B T H"], chunk_size: int) -> F
     return jnp.swapaxes(jnp.sum(by_chunk, axis=2), 1, 2)
 
 
-def _attend(q, k, v, log_decay, beta, lam, begin, inside: int, heights: int, chunk_size: int, precision):
-    """As `chunkwise._attend`."""
+def _attend(
+    q, k, v, log_decay, beta, lam, begin, inside: int, heights: int, chunk_size: int, precision, *, return_state: bool
+):
+    """As `chunkwise._attend`; without return_state no nodes of the tree."""
     if begin is not None:
         starts = begin == np.arange(chunk_size, dtype=np.int32)
         log_decay = forgetting(log_decay, starts.reshape(len(starts), -1))
@@ -76,14 +79,13 @@ def _attend(q, k, v, log_decay, beta, lam, begin, inside: int, heights: int, chu
         return out, None
     reads, lost, states = of_chunks
     log_decay, lam = _log_decay_of_chunks(log_decay, chunk_size), lam[..., inside : inside + heights]
-    join = functools.cache(lambda: pallas_kernels.join_tree(log_decay, lost, states, precision=precision))
-    if pallas_kernels.scans_levels(reads, states):
-        out = pallas_kernels.scan_levels(out, reads, lam, jnp.exp(log_decay), lost, states)
-    else:
-        out = pallas_kernels.read_tree(out, reads, lam, *join(), precision=precision)
+    if not return_state:
+        return pallas_kernels.read_levels(out, reads, lam, log_decay, lost, states, precision=precision), None
+    nodes = pallas_kernels.join_tree(log_decay, lost, states, precision=precision)
+    out = pallas_kernels.read_tree(out, reads, lam, *nodes, precision=precision)
+    decay, lost, states = (x.reshape(len(q), q.shape[2], -1, *x.shape[2:]) for x in nodes)
 
     def left_node_of(chunk):
-        decay, lost, states = (x.reshape(len(q), q.shape[2], -1, *x.shape[2:]) for x in join())
         return lambda height: node_at((Maps(decay, lost), states), jnp.maximum((chunk >> height << height) - 1, 0))
 
     return out, left_node_of

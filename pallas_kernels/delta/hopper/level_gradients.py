@@ -1,5 +1,5 @@
-"""The gradients of what the delta rule's chunks read with and make of states, from the states before each chunk and the
-gradients of those after it; names and shapes are those of `levels`."""
+"""Gradients of the delta rule's reads, λ and maps of chunks, from the states before each chunk and the gradients of those after
+it. Names and shapes are those of `levels`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pallas_kernels.common.mosaic import (
 from pallas_kernels.common.ring import Ring, ring_barriers
 from pallas_kernels.common.support import gpu
 from pallas_kernels.delta.hopper.passes import Pass, passes_for
-from pallas_kernels.delta.hopper.place import Place, fetch_parts, load_by_row, load_tile
+from pallas_kernels.delta.hopper.place import FETCHING, Place, fetch_parts, load_by_row, load_tile
 from pallas_kernels.delta.tree import MapSizes
 
 
@@ -65,7 +65,7 @@ def level_gradients(do, reads, lam, before, d_after, sizes: MapSizes):
 
         @pl.when(worker == fetch_worker)
         def _fetch():
-            limit_registers(24, "decrease", sizes)
+            limit_registers(FETCHING, "decrease", sizes)
 
             def fetch(number, count):
                 place, chunk = unit(number)

@@ -1,14 +1,14 @@
 """The delta rule's states of all levels from chunk to chunk, and what each token reads of them, with the gradient, on Hopper
 GPUs in bfloat16, by the Mosaic GPU lowering of Pallas. A chunk has 64 tokens.
 
-A state S before a chunk is γ S - D S after it. Which states a chunk has, and how they are joined, says `passes`. Names and
+A state S before a chunk is γ S - D S after it; `passes` says which states a chunk has and how they are joined. Names and
 shapes are those of `delta.tree`, but decay, lost and states are of the chunks alone. Beside them, of a pass:
 
   own              [B, H, N / stride, K, V]      the states that join its levels, one every `stride` chunks
   before, d_after  [B, H, levels, N / 2, V, K]   the states that chunks have; the gradients of what they make of them
 
 Inside a program, which has 64 columns of V, a state is [V, K]. States and gradients are carried times -1, as products are only
-ever added. One warpgroup fetches, one reads or weighs, the others carry two levels each.
+ever added. One warpgroup fetches, one reads or weighs, the others carry two levels each. Each pass rounds o to bfloat16.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from pallas_kernels.delta.hopper.passes import (
     store_negative,
     zero_states,
 )
-from pallas_kernels.delta.hopper.place import Place, fetch_parts, load_by_row, load_tile
+from pallas_kernels.delta.hopper.place import FETCHING, Place, fetch_parts, load_by_row, load_tile
 from pallas_kernels.delta.tree import MapSizes
 
-# Registers of a thread that fetches; and of one that carries, and one that reads or weighs: as many as let nothing be spilled.
-FETCHING, FORWARD, BACKWARD = 24, (184, 120), (200, 88)
+# Registers of a thread that carries, and of one that reads or weighs: so many that next to nothing is spilled.
+FORWARD, BACKWARD = (184, 120), (200, 88)
 
 
 def forward(*operands, sizes: MapSizes, keep: bool):
@@ -90,10 +90,10 @@ def _carry(inside, reads, lam, decay, lost, own, sizes: MapSizes, one: Pass, kee
     rows, read_worker, fetch_worker = range(blocks), workers, workers + 1
 
     def slots(depth: int):
-        of_chunk = dict(own=tiled(depth, blocks, *PAIRS), lam=plain(depth, one.number, BLOCK))
+        of_chunk = dict(own=tiled(depth, blocks, *PAIRS), lam=plain(depth, one.num_levels, BLOCK))
         return map_slots(depth, blocks) | of_chunk
 
-    once = dict(levels=tiled(one.number, blocks, *PAIRS), joined=tiled(blocks, *PAIRS), out=tiled(*PAIRS))
+    once = dict(levels=tiled(one.num_levels, blocks, *PAIRS), joined=tiled(blocks, *PAIRS), out=tiled(*PAIRS))
     depth = most_slots(num_bytes(once), num_bytes(slots(1)), 3)
 
     def body(ref, shared):
@@ -111,16 +111,16 @@ def _carry(inside, reads, lam, decay, lost, own, sizes: MapSizes, one: Pass, kee
                 parts = [
                     *maps_of(place, ref, shared, slot, chunk, blocks),
                     *((place.tile(ref.own, joining, row, block), shared.own.at[slot, row]) for row in rows),
-                    (place.levels(ref.lam, chunk, one.first, one.number), shared.lam.at[slot]),
+                    (place.levels(ref.lam, chunk, one.first, one.num_levels), shared.lam.at[slot]),
                 ]
                 fetch_parts(parts, ring.full_at(slot))
 
             lax.fori_loop(0, count, fetch, None)
             ring.drain(count)
 
-        def carry(number_of_worker: int):
+        def carry(carrier: int):
             limit_registers(FORWARD[0], "increase", sizes)
-            of_worker, is_first = one.levels_of(number_of_worker), number_of_worker == 0
+            of_worker, is_first = one.levels_of(carrier), carrier == 0
 
             def decay_of(number):
                 return ref.decay[place.sequence, place.head, start + jnp.minimum(number, count - 1)]
@@ -248,10 +248,10 @@ def _carry_back(do, reads, lam, decay, lost, d_ends, sizes: MapSizes, one: Pass)
     blocks, workers = sizes.key_dim // BLOCK, one.workers
     rows, weigh_worker, fetch_worker = range(blocks), workers, workers + 1
     once = dict(
-        levels=tiled(one.number, blocks, *PAIRS),
+        levels=tiled(one.num_levels, blocks, *PAIRS),
         joined=tiled(blocks, *PAIRS),
         d_own=tiled(blocks, *PAIRS),
-        weighted=tiled(one.number, *PAIRS),
+        weighted=tiled(one.num_levels, *PAIRS),
     )
     depth = most_slots(num_bytes(once), num_bytes(map_slots(1, blocks)), 3)
 
@@ -282,10 +282,10 @@ def _carry_back(do, reads, lam, decay, lost, d_ends, sizes: MapSizes, one: Pass)
             def step(number, _):
                 chunk = chunk_of(number)
                 do = plgpu.load(place.values(ref.do, chunk, block), layout=TILE, optimized=False).astype(F32)
-                lam = place.levels(ref.lam, chunk, one.first, one.number)
-                lam = [plgpu.load(lam.at[level], layout=BY_ROW, optimized=False) for level in range(one.number)]
+                lam = place.levels(ref.lam, chunk, one.first, one.num_levels)
+                lam = [plgpu.load(lam.at[level], layout=BY_ROW, optimized=False) for level in range(one.num_levels)]
                 weighted.to_fill(number)
-                for level in range(one.number):
+                for level in range(one.num_levels):
 
                     @pl.when(one.has(chunk, level))
                     def _store(level=level):
@@ -297,9 +297,9 @@ def _carry_back(do, reads, lam, decay, lost, d_ends, sizes: MapSizes, one: Pass)
             lax.fori_loop(0, count, step, None)
             weighted.drain(count)
 
-        def carry(number_of_worker: int):
+        def carry(carrier: int):
             limit_registers(BACKWARD[0], "increase", sizes)
-            of_worker, is_first = one.levels_of(number_of_worker), number_of_worker == 0
+            of_worker, is_first = one.levels_of(carrier), carrier == 0
 
             def begin():
                 """All levels of a segment were joined at its end."""

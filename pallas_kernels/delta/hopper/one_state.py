@@ -50,7 +50,7 @@ from pallas_kernels.common.mosaic import (
     zeros_by_row,
 )
 from pallas_kernels.common.partition import of_no_axes
-from pallas_kernels.common.ring import Ring
+from pallas_kernels.common.ring import Ring, ring_barriers
 from pallas_kernels.common.support import gpu
 from pallas_kernels.delta.chunks import ChunkSizes, ChunkSpecs, ChunkTiles, decays_gradient, decays_of_ends, inverse_of
 from pallas_kernels.delta.hopper.place import Place, fetch_parts, load_by_row, load_tile
@@ -207,8 +207,8 @@ def _scan(q, k, v, pairs, vectors, first, sizes: ChunkSizes, keep: bool):
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     barriers = dict(
-        of_ring=(plgpu.Barrier(num_arrivals=5, num_barriers=depth), plgpu.Barrier(num_arrivals=2, num_barriers=depth)),
-        of_states=(plgpu.Barrier(num_barriers=2), plgpu.Barrier(num_barriers=2)),
+        of_ring=ring_barriers(depth, 5, 2),
+        of_states=ring_barriers(2, 1, 1),
         written=plgpu.Barrier(num_barriers=depth),
     )
     inputs = dict(q=q, k=k, v=v, pairs=pairs, vectors=vectors, first=of_no_axes(first))
@@ -290,7 +290,7 @@ def _scan_back(q, k, do, pairs, vectors, d_last, sizes: ChunkSizes):
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     barriers = dict(
-        of_ring=(plgpu.Barrier(num_arrivals=5, num_barriers=depth), plgpu.Barrier(num_barriers=depth)),
+        of_ring=ring_barriers(depth, 5, 1),
         prepared=plgpu.Barrier(num_barriers=depth),
     )
     inputs = dict(q=q, k=k, do=do, pairs=pairs, vectors=vectors, d_last=of_no_axes(d_last))
@@ -499,15 +499,9 @@ def _gradients(q, k, v, do, before, d_after, writes, solved, vectors, sizes: Chu
 
     workers = chunk_keys + 1
     barriers = dict(
-        of_keys=(
-            plgpu.Barrier(num_arrivals=2 * chunk_keys + 1, num_barriers=2),  # as many as copies, here and below
-            plgpu.Barrier(num_arrivals=workers, num_barriers=2),
-        ),
-        of_states=(
-            plgpu.Barrier(num_arrivals=4 + 2 * chunk_keys, num_barriers=depth),
-            plgpu.Barrier(num_arrivals=workers, num_barriers=depth),
-        ),
-        of_pairs=(plgpu.Barrier(num_barriers=1), plgpu.Barrier(num_arrivals=chunk_keys, num_barriers=1)),
+        of_keys=ring_barriers(2, 2 * chunk_keys + 1, workers),
+        of_states=ring_barriers(depth, 4 + 2 * chunk_keys, workers),
+        of_pairs=ring_barriers(1, 1, chunk_keys),
     )
     inputs = dict(q=q, k=k, v=v, do=do, before=before, d_after=d_after, writes=writes, solved=solved, vectors=vectors)
     by_token = by_token_type(sizes)

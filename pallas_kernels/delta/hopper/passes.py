@@ -1,4 +1,4 @@
-"""In which passes the delta rule's kernels for Hopper GPUs carry the states of all levels from chunk to chunk.
+"""Passes of the delta rule's kernels for Hopper GPUs, which carry the states of all levels from chunk to chunk.
 
 Chunk c has a level for each bit of c that is set. After it its own state joins the levels below the lowest bit of c + 1, as in
 a binary counter, and their sum is the level of that bit.
@@ -28,10 +28,10 @@ MOST_LEVELS, OF_WORKER = 4, 2  # of a pass; of a warpgroup that carries them
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """Levels from height `first` on, `number` of them; level 0 is the first."""
+    """Levels from height `first` on; level 0 is the first."""
 
     first: int
-    number: int
+    num_levels: int
     num_chunks: int
 
     @property
@@ -42,7 +42,7 @@ class Pass:
     @property
     def segment(self) -> int:
         """Chunks of a segment."""
-        return 1 << (self.first + self.number)
+        return 1 << (self.first + self.num_levels)
 
     @property
     def is_last(self) -> bool:
@@ -51,10 +51,10 @@ class Pass:
     @property
     def workers(self) -> int:
         """How many warpgroups carry levels."""
-        return -(-self.number // OF_WORKER)
+        return -(-self.num_levels // OF_WORKER)
 
     def levels_of(self, worker: int) -> range:
-        return range(worker * OF_WORKER, min((worker + 1) * OF_WORKER, self.number))
+        return range(worker * OF_WORKER, min((worker + 1) * OF_WORKER, self.num_levels))
 
     def grid(self, sizes: MapSizes) -> dict[str, int]:
         segments = -(-self.num_chunks // self.segment)
@@ -76,7 +76,7 @@ class Pass:
             bits, carry = bits_and_carry
             return next_end(bits), body(node_height(bits), carry)
 
-        bits = (chunk >> self.first) & ((1 << self.number) - 1)
+        bits = (chunk >> self.first) & ((1 << self.num_levels) - 1)
         return lax.while_loop(lambda x: x[0] != 0, step, (bits, carry))[1]
 
     def kept_at(self, chunk, level):
@@ -86,11 +86,11 @@ class Pass:
 
     def kept_type(self, sizes: MapSizes) -> jax.ShapeDtypeStruct:
         """[B, H, levels, N / 2, V, K]: of each level, a state for each chunk that has it."""
-        shape = (sizes.batch, sizes.heads, self.number, -(-self.num_chunks // 2), sizes.value_dim, sizes.key_dim)
+        shape = (sizes.batch, sizes.heads, self.num_levels, -(-self.num_chunks // 2), sizes.value_dim, sizes.key_dim)
         return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
     def joins_at(self, chunk):
-        """The level that what joins after a chunk is; below 0 if nothing joins, `number` or more at the end of a segment."""
+        """The level that is joined after a chunk; below 0 if none is, num_levels or more at the end of a segment."""
         return node_height(chunk + 1) - self.first
 
     def joined_at(self, chunk):
@@ -98,8 +98,8 @@ class Pass:
         return jnp.maximum(lax.div(chunk + 1, self.stride) - 1, 0)
 
     def is_handed_on(self, target):
-        """Whether what joins to this level goes from the first worker to the second."""
-        return (target >= OF_WORKER) & ((target < self.number) | (not self.is_last))
+        """Whether a state that is joined at this level goes from the first worker to the second."""
+        return (target >= OF_WORKER) & ((target < self.num_levels) | (not self.is_last))
 
     def num_handed_on(self, count):
         """How often in the first `count` chunks of a segment."""
@@ -118,6 +118,7 @@ def passes_for(sizes: MapSizes) -> list[Pass]:
 
 
 def zero_states(levels: range, blocks: int):
+    """One for each level."""
     return tuple(tuple(zeros(BLOCK) for _ in range(blocks)) for _ in levels)
 
 
@@ -133,15 +134,15 @@ def maps_of(place: Place, ref, shared, slot, chunk, blocks: int):
     return lost + [(place.tile(ref.reads, (chunk,), 0, row), shared.reads.at[slot, row]) for row in range(blocks)]
 
 
-def if_has(own: Pass, chunk, levels: range, change, states):
+def if_has(one: Pass, chunk, levels: range, change, states):
     """change(level, *state) of the states that a chunk has, and the others as they are."""
     return tuple(
-        lax.cond(own.has(chunk, level), functools.partial(change, level), lambda *state: state, *state)
+        lax.cond(one.has(chunk, level), functools.partial(change, level), lambda *state: state, *state)
         for level, state in zip(levels, states, strict=True)
     )
 
 
-def store_negative(ref, own: Pass, chunk, levels: range, states) -> None:
+def store_negative(ref, one: Pass, chunk, levels: range, states) -> None:
     """-1 times those that a chunk has, in shared memory."""
 
     def store(level, *state):
@@ -150,7 +151,7 @@ def store_negative(ref, own: Pass, chunk, levels: range, states) -> None:
         return ()
 
     for level, state in zip(levels, states, strict=True):
-        lax.cond(own.has(chunk, level), functools.partial(store, level), lambda *_: (), *state)
+        lax.cond(one.has(chunk, level), functools.partial(store, level), lambda *_: (), *state)
     plgpu.commit_smem()
 
 

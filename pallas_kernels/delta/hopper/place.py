@@ -1,4 +1,4 @@
-"""Where the delta rule's kernels for Hopper GPUs find what a chunk has, and how they fetch and load it."""
+"""Places in memory of the delta rule's kernels for Hopper GPUs, and loads from them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.common.mosaic import BLOCK, BY_ROW, F32, TILE
 from pallas_kernels.delta.chunks import ChunkSizes
 from pallas_kernels.delta.tree import MapSizes
+
+FETCHING = 24  # registers of a thread that only fetches
 
 
 class Place:
