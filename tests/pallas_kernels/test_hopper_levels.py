@@ -89,8 +89,8 @@ def test_passes_share_the_levels_and_all_but_the_last_hand_on(heights):
 
     sizes = dict(batch=1, heads=1, chunk=64, key_dim=64, value_dim=64, precision="bf16", interpret=True)
     passes = passes_for(MapSizes(num_chunks=2**heights, **sizes))
-    assert [height for one in passes for height in range(one.first, one.first + one.number)] == list(range(heights))
-    assert all(one.number <= MOST_LEVELS and one.is_last == (one is passes[-1]) for one in passes)
+    assert [height for one in passes for height in range(one.first, one.first + one.num_levels)] == list(range(heights))
+    assert all(one.num_levels <= MOST_LEVELS and one.is_last == (one is passes[-1]) for one in passes)
     assert all(one.workers == 2 for one in passes[:-1])
 
 
