@@ -88,32 +88,26 @@ def products(*operands):
 
 
 def add_products(start, factors: Sequence[tuple], shape: tuple[int, int], sizes: Problem):
-    """start + Σ x y over (x, y) of factors; start may be None. The interpreter's sums have no start: there it is added."""
-
-    def multiply(sum_ref):
-        if start is not None and not sizes.interpret:
-            sum_ref[...] = start
-        for x, y in factors:
-            plgpu.wgmma(sum_ref, x, y)
-        return sum_ref[...]
-
-    total = lax.optimization_barrier(pl.run_scoped(multiply, plgpu.ACC(shape, F32)))
-    return start + total if start is not None and sizes.interpret else total
+    """start + Σ x y over (x, y) of factors; start may be None."""
+    return add_to_tiles([start], [factors], sizes, shape)[0]
 
 
-def add_to_tiles(tiles, factors, sizes: Problem):
-    """tile + Σ x y over (x, y) of its own factors, for each tile; all products in flight together."""
+def add_to_tiles(tiles, factors, sizes: Problem, shape: tuple[int, int] = PAIRS):
+    """tile + Σ x y over (x, y) of its own factors, for each tile, which may be None; all products in flight together. The
+    interpreter's sums have no start: there the tile is added."""
 
     def multiply(*sum_refs):
         for sum_ref, tile, own in zip(sum_refs, tiles, factors, strict=True):
-            if not sizes.interpret:
+            if tile is not None and not sizes.interpret:
                 sum_ref[...] = tile
             for x, y in own:
                 plgpu.wgmma(sum_ref, x, y)
         return tuple(sum_ref[...] for sum_ref in sum_refs)
 
-    sums = lax.optimization_barrier(pl.run_scoped(multiply, *(plgpu.ACC(tile.shape, F32) for tile in tiles)))
-    return tuple(tile + x for tile, x in zip(tiles, sums, strict=True)) if sizes.interpret else sums
+    sums = lax.optimization_barrier(pl.run_scoped(multiply, *[plgpu.ACC(shape, F32)] * len(tiles)))
+    if not sizes.interpret:
+        return sums
+    return tuple(x if tile is None else tile + x for tile, x in zip(tiles, sums, strict=True))
 
 
 def add_product(sum_ref, x, y, staged) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from pallas_kernels.attention.backends import BACKENDS, why_mosaic_changed
 from pallas_kernels.common.chunks import (
     LOG2_E,
     Sizes,
@@ -79,6 +81,15 @@ def _no_gain(chunk: int, key_dim: int, value_dim: int, dtype: DTypeLike, precisi
     if dot_mode(dtype, precision) == "f32":
         return f"in full float32 the kernels take longer; they pay in {FAST_MODES}"
     return None
+
+
+def why_no_hopper(
+    key_dim: int, value_dim: int, dtype: DTypeLike, chunk_size: int, try_kernels: Callable[[], None]
+) -> str | None:
+    """Why kernels for Hopper, which try_kernels traces, cannot run; None if they can."""
+    if chunk_size != 64:
+        return f"chunk_size is {chunk_size}: the kernels of the delta rule for Hopper take 64"
+    return BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size) or why_mosaic_changed(try_kernels)
 
 
 DELTA = register("delta", Kernel("the delta rule", _limits, no_gain=_no_gain))

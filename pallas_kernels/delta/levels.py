@@ -8,15 +8,14 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.lax import PrecisionLike
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.backends import BACKENDS, trace_both_passes, why_mosaic_changed
-from pallas_kernels.common.launch import HeadAxes, fold_mapped_axes, pad, varying
+from pallas_kernels.attention.backends import trace_both_passes
+from pallas_kernels.common.launch import HeadAxes, fold_mapped_axes, varying
 from pallas_kernels.common.support import UnsupportedError, interpreting
-from pallas_kernels.delta.tree import MapSizes, join_tree, map_sizes, read_tree
+from pallas_kernels.delta.chunks import why_no_hopper
+from pallas_kernels.delta.tree import MapSizes, join_tree, map_sizes, padded, read_tree
 
-CHUNK = 64
 # Of the highest levels, which are carried over all chunks one after the other: with half as many the tree would take as long.
 FEWEST_PROGRAMS = 64
 
@@ -46,9 +45,9 @@ def read_levels(
     """
     batch, heads, _, chunk, key_dim = reads.shape
     value_dim = states.shape[4]
-    reason = _why_no_hopper(key_dim, value_dim, reads.dtype, chunk)
+    reason = why_no_hopper(key_dim, value_dim, reads.dtype, chunk, _try_hopper)
     if hopper is None:
-        programs = batch * heads * -(-value_dim // CHUNK)
+        programs = batch * heads * -(-value_dim // 64)
         hopper = reason is None and not interpreting() and programs >= FEWEST_PROGRAMS
     if not hopper:
         nodes = join_tree(log_decay, lost, states, precision=precision)
@@ -56,23 +55,8 @@ def read_levels(
     if reason is not None:
         raise UnsupportedError(reason)
     sizes = map_sizes(lost, states, chunk, precision)
-    keys, values = sizes.key_dim, sizes.value_dim
-    out = _differentiable(sizes)(
-        pad(inside, (3, values)),
-        pad(reads, (4, keys)),
-        jnp.moveaxis(lam, 1, 3),
-        jnp.exp(log_decay),
-        pad(lost, (3, keys), (4, keys)),
-        pad(states, (3, keys), (4, values)),
-    )
+    out = _differentiable(sizes)(*padded(inside, reads, lam, jnp.exp(log_decay), lost, states, sizes))
     return out[..., :value_dim]
-
-
-def _why_no_hopper(key_dim: int, value_dim: int, dtype: DTypeLike, chunk_size: int) -> str | None:
-    """Why the kernels for Hopper cannot run; None if they can."""
-    if chunk_size != CHUNK:
-        return f"chunk_size is {chunk_size}: the kernels of the delta rule for Hopper take {CHUNK}"
-    return BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size) or why_mosaic_changed(_try_hopper)
 
 
 def _try_hopper() -> None:
@@ -86,11 +70,11 @@ def _differentiable(sizes: MapSizes):
     """The function (inside, reads, lam [B, H, heights, T], decay, lost, states) -> o."""
     from pallas_kernels.delta.hopper import levels as kernels  # which only JAX from 0.11.2 on can import
 
+    partitioned = not sizes.interpret  # as in the attention
+
     def folded(function, arguments, results, **options):
         own = varying(functools.partial(function, sizes=sizes, **options))
-        return fold_mapped_axes(
-            own, not sizes.interpret, HeadAxes(sizes.heads, arguments, results)
-        )  # as in the attention
+        return fold_mapped_axes(own, partitioned, HeadAxes(sizes.heads, arguments, results))
 
     forward, forward_and_keep = (folded(kernels.forward, (2,), (2,), keep=keep) for keep in (False, True))
     backward = folded(kernels.backward, (2,), ())

@@ -27,7 +27,7 @@ from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.backends import BACKENDS, trace_both_passes, why_mosaic_changed
+from pallas_kernels.attention.backends import trace_both_passes
 from pallas_kernels.common.chunks import log2_decays, multiply, since_chunk_start
 from pallas_kernels.common.launch import HeadAxes, call, column_blocks, fold_mapped_axes, for_columns, pad, varying
 from pallas_kernels.common.support import UnsupportedError
@@ -40,6 +40,7 @@ from pallas_kernels.delta.chunks import (
     inverse_of,
     sizes_for,
     system_gradient,
+    why_no_hopper,
 )
 from pallas_kernels.delta.tiles import scan_columns, scan_launch
 
@@ -92,10 +93,7 @@ def delta_scan(
 
 
 def _why_no_hopper(key_dim: int, value_dim: int, dtype: DTypeLike, chunk_size: int) -> str | None:
-    """Why the kernels for Hopper cannot run; None if they can."""
-    if chunk_size != 64:
-        return f"chunk_size is {chunk_size}: the kernels of the delta rule for Hopper take 64"
-    return BACKENDS["hopper"].why_not(key_dim, value_dim, dtype, chunk_size) or why_mosaic_changed(_try_hopper)
+    return why_no_hopper(key_dim, value_dim, dtype, chunk_size, _try_hopper)
 
 
 def _try_hopper() -> None:

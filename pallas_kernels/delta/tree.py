@@ -142,8 +142,14 @@ def read_tree(
     Raises UnsupportedError where KERNELS["delta"] says why it cannot run.
     """
     sizes = map_sizes(lost, states, reads.shape[3], precision)
+    out = _differentiable_reads(sizes)(*padded(inside, reads, lam, decay, lost, states, sizes))
+    return out[..., : states.shape[-1]]
+
+
+def padded(inside, reads, lam, decay, lost, states, sizes: MapSizes):
+    """The arguments of `read_tree` as kernels take them: lam [B, H, heights, T], K and V of sizes."""
     keys, values = sizes.key_dim, sizes.value_dim
-    out = _differentiable_reads(sizes)(
+    return (
         pad(inside, (3, values)),
         pad(reads, (4, keys)),
         jnp.moveaxis(lam, 1, 3),
@@ -151,7 +157,6 @@ def read_tree(
         pad(lost, (3, keys), (4, keys)),
         pad(states, (3, keys), (4, values)),
     )
-    return out[..., : states.shape[-1]]
 
 
 def map_sizes(

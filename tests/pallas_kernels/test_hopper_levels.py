@@ -182,10 +182,7 @@ def test_many_chunks_are_as_by_the_tree(num_chunks):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)])
 def test_the_same_bits_each_time(dims):
-    run, inputs = (
-        jax.jit(functools.partial(value_and_gradients, scan)),
-        inputs_of((2, 8, 64, 64, *dims)),
-    )
+    run, inputs = jax.jit(functools.partial(value_and_gradients, scan)), inputs_of((2, 8, 64, 64, *dims))
     first = run(inputs)
     for _ in range(100):
         for x, y in zip(*map(jax.tree.leaves, (first, run(inputs))), strict=True):
